@@ -148,14 +148,14 @@ def mask_shapes(text: str) -> str:
     for hints, pattern in _PATTERNS:
         if _holds(lower, hints):
             text = pattern.sub(rf"\1{MASK}", text)
-    return _SETTING.sub(_masked_setting, text) if _holds(lower, _SETTING_HINTS) else text
 
+    def masked(match: re.Match[str]) -> str:
+        option, name = match["option"], match["name"]
+        # "token: x" may be about a vocabulary; "HF_TOKEN_1: x" is not.
+        is_secret = is_secret_name(option or name) and (option or len(_WORD.findall(name)) > 1)
+        return match["head"] + MASK if is_secret else match[0]
 
-def _masked_setting(match: re.Match[str]) -> str:
-    option, name = match["option"], match["name"]
-    # "token: x" may be about a vocabulary; "HF_TOKEN_1: x" is not.
-    is_secret = is_secret_name(option or name) and (option or len(_WORD.findall(name)) > 1)
-    return match["head"] + MASK if is_secret else match[0]
+    return _SETTING.sub(masked, text) if _holds(lower, _SETTING_HINTS) else text
 
 
 def _holds(lower: str, hints: Iterable[str]) -> bool:

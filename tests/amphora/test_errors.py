@@ -69,7 +69,7 @@ GROUPED: dict[str, Any] = {
     "instance_groups": [{"instance_group_name": "g", "instance_type": "t", "hosts": ["a"]}],
 }  # fmt: skip
 WHOLE = "Give a whole number of at least 1, or leave it out."
-SECONDS = "Give a number of sec"
+SECONDS = "Give a number of at least 0.001, or leave it out."
 ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (job, {"hyperparameters": "{"}, ("hyperparameters.json", "not valid JSON")),
     (job, {"hyperparameters": "[1]"}, ("hyperparameters.json", "'[1]'", "not a JSON object")),

@@ -12,11 +12,10 @@ import pytest
 
 from amphora.common import logs, packages
 from amphora.common.errors import AmphoraError, CodeError
-from amphora.common.packages import Install
+from amphora.common.packages import PACKAGE, REQUIREMENTS
 from tests.support.job_tree import Tree
 from tests.support.package_indexes import ABSENT, ARN, DENIED, IndexServer, served, wheel
 
-REQUIREMENTS = Install(requirements="requirements.txt")
 PROBE = "amphora_index_probe"
 
 
@@ -115,7 +114,7 @@ class TestCodeArtifact:
         for name, value in {**index.aws, **change}.items():
             monkeypatch.setenv(name, value)
         environ = {**os.environ, "CA_REPOSITORY_ARN": arn}
-        with pytest.raises(CodeError, match=says), packages.index(environ, tmp_path, Install()):
+        with pytest.raises(CodeError, match=says), packages.index(environ, tmp_path, PACKAGE):
             pass
 
     def test_a_job_with_a_wrong_name_fails_before_pip_and_doctor_says_so(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,11 +13,6 @@ from amphora.common.errors import CodeError
 
 MAX_UNPACKED_BYTES = 2 * 1024**3
 MAX_MEMBERS = 100_000
-# The exceptions of a tar file that is truncated or forged.
-_BROKEN = (
-    tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
-    RuntimeError,
-)  # fmt: skip
 
 
 class _Bounded(io.RawIOBase):
@@ -45,9 +39,8 @@ def _too_large() -> CodeError:
 def unpack(archive: Path, folder: Path, location: str) -> None:
     """Unpack a tar file (gzip or plain) into `folder`, which is empty.
 
-    Raises:
-        CodeError: It is not a tar file, it is too large, or a member would be written elsewhere or
-            is neither a file nor a folder. What was unpacked until then stays in `folder`.
+    Raises CodeError if it is not a tar file, too large, or has a member that would be written
+    elsewhere or is a device. What was unpacked until then stays in `folder`.
     """
     try:
         with archive.open("rb") as raw:
@@ -56,53 +49,51 @@ def unpack(archive: Path, folder: Path, location: str) -> None:
             inner: io.BufferedIOBase = gzip.GzipFile(fileobj=raw) if packed else raw
             stream = _Bounded(inner, MAX_UNPACKED_BYTES)
             with tarfile.open(fileobj=stream, mode="r|") as tar:
-                _extract(tar, folder)
+                # Python 3.10 may lack the library's checks; ours follow.
+                tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+                size = 0
+                for count, member in enumerate(tar):
+                    if count >= MAX_MEMBERS:
+                        raise CodeError(f"it has more than {MAX_MEMBERS} members")
+                    # A sparse file's stream is shorter than the file.
+                    size += member.size
+                    if size > MAX_UNPACKED_BYTES:
+                        raise _too_large()
+                    name, link = member.name, member.linkname
+                    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                        raise CodeError(f"{name!r} is a device or a FIFO")
+                    if leaves(Path(name)):
+                        raise CodeError(f"{name!r} lies outside the archive")
+                    if _is_link(folder, name):
+                        raise CodeError(f"{name!r} would be written through a link")
+                    if (member.issym() and leaves(Path(name).parent / link)) or (
+                        member.islnk() and (leaves(Path(link)) or _is_link(folder, link))
+                    ):
+                        raise CodeError(f"{name!r} is a link to {link!r}, outside the archive")
+                    # tarfile would search for it past unchecked sizes, for years.
+                    if member.islnk() and not (folder / link).is_file():
+                        raise CodeError(f"{name!r} is a link to {link!r}, which is not before it")
+                    member.mode = (member.mode | 0o600) & 0o755
+                    member.uid = member.gid = 0
+                    member.uname = member.gname = ""
+                    tar.extract(member, folder, set_attrs=member.isreg())
+        # Links may leave the folder only in combination: `a` to `.`, `b` to `a/../secret`.
+        root = folder.resolve()
+        for path in folder.rglob("*"):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise CodeError(
+                    f"{str(path.relative_to(folder))!r} is a link that leaves the archive"
+                )
     except CodeError as error:
         raise CodeError(
             f"The code archive {location} is refused: {error}.",
             "Pack the folder again: tar czf sourcedir.tar.gz -C folder .",
         ) from None
-    except _BROKEN as error:
+    except Exception as error:  # A truncated or forged file raises many kinds.
         raise CodeError(
             f"The code archive {location} cannot be unpacked: {error or type(error).__name__}.",
             "It must be a .tar.gz file; upload it again if the upload was cut short.",
         ) from error
-
-
-def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    # Python 3.10 may lack the library's checks; ours follow.
-    tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-    size = 0
-    for count, member in enumerate(tar):
-        if count >= MAX_MEMBERS:
-            raise CodeError(f"it has more than {MAX_MEMBERS} members")
-        # A sparse file's stream is shorter than the file.
-        size += member.size
-        if size > MAX_UNPACKED_BYTES:
-            raise _too_large()
-        name, link = member.name, member.linkname
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            raise CodeError(f"{name!r} is a device or a FIFO")
-        if leaves(Path(name)):
-            raise CodeError(f"{name!r} lies outside the archive")
-        if _is_link(folder, name):
-            raise CodeError(f"{name!r} would be written through a link")
-        if (member.issym() and leaves(Path(name).parent / link)) or (
-            member.islnk() and (leaves(Path(link)) or _is_link(folder, link))
-        ):
-            raise CodeError(f"{name!r} is a link to {link!r}, outside the archive")
-        # tarfile would search for it past unchecked sizes, for years.
-        if member.islnk() and not (folder / link).is_file():
-            raise CodeError(f"{name!r} is a link to {link!r}, which is not before it")
-        member.mode = (member.mode | 0o600) & 0o755
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        tar.extract(member, folder, set_attrs=member.isreg())
-    # Links may leave the folder only in combination: `a` to `.`, `b` to `a/../secret`.
-    root = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
 
 
 def _is_link(folder: Path, name: str) -> bool:
@@ -128,11 +119,9 @@ def download(url: str, target: Path, environ: Mapping[str, str]) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     parts = urlsplit(url)
-    client = boto3.client(
-        "s3",
-        region_name=environ.get("AWS_REGION") or environ.get("SAGEMAKER_REGION") or None,
-        endpoint_url=environ.get("S3_ENDPOINT_URL") or None,
-    )
+    region = environ.get("AWS_REGION") or environ.get("SAGEMAKER_REGION") or None
+    endpoint = environ.get("S3_ENDPOINT_URL") or None
+    client = boto3.client("s3", region_name=region, endpoint_url=endpoint)
     try:
         client.download_file(parts.netloc, parts.path.lstrip("/"), str(target))
     except (BotoCoreError, ClientError) as error:

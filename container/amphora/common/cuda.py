@@ -1,9 +1,8 @@
 """Counts the NVIDIA GPUs that a process may use, and makes them usable with this host's driver.
 
-If the driver is older than the image's CUDA, the libraries in /usr/local/cuda/compat must come
-first on LD_LIBRARY_PATH. The start script of AWS's base images does that, which these images do not
-run. If the GPUs cannot be used with them either, that is an error, since torch would silently use
-the CPU.
+If the driver is older than the image's CUDA, /usr/local/cuda/compat must come first on
+LD_LIBRARY_PATH, as the start script of AWS's base images sets it, which these images do not run. If
+that does not help either, it is an error, since torch would silently use the CPU.
 
 Source: "Upgrade the NVIDIA driver" of SageMaker's developer guide (inference-gpu-drivers), CUDA's
 forward compatibility.
@@ -27,7 +26,6 @@ COMPAT = Path("/usr/local/cuda/compat")
 _DEV = Path("/dev")
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # In a new process, since a library path takes effect only when a process starts.
 _ASK = """
 import ctypes, importlib.util, json, pathlib, re
@@ -53,15 +51,10 @@ print(json.dumps(answer))
 
 
 def count(environ: Mapping[str, str]) -> DetectedDevices:
-    """Count the GPUs that a process here may use, and collect the variables that it needs.
-
-    Raises:
-        ConfigError: There are GPUs that CUDA, or the torch of this image, cannot use.
-    """
+    """Count the usable GPUs. Raises ConfigError if CUDA, or the image's torch, cannot use them."""
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
         return DetectedDevices(reason="no nvidia-smi")
-    fields = ["--query-gpu=driver_version", "--format=csv,noheader"]
-    result = probe(["nvidia-smi", *fields], environ)
+    result = probe(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], environ)
     lines = [line.strip() for line in result.stdout.splitlines()] if result else []
     versions = [line for line in lines if re.fullmatch(r"[\d.]+", line)]
     if result is None or result.returncode != 0 or not versions:
@@ -87,16 +80,26 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         variables[_LIBRARY_PATH] = f"{COMPAT}:{rest}" if rest else str(COMPAT)
         described += f", with the compatibility libraries of {brought} in {COMPAT}"
     query = probe([sys.executable, "-c", _ASK], {**environ, **variables})
-    words = query.stderr.strip().splitlines()[-1:] if query else ["no answer in time"]
+    lines = query.stderr.strip().splitlines()[-1:] if query else ["no answer in time"]
     answer: dict[str, Any] = {"torch": "", "init": -1, "count": 0, "driver": 0}
-    answer["error"] = " ".join(words)
+    answer["error"] = "".join(lines)
     with contextlib.suppress(ValueError):
         answer |= json.loads(query.stdout) if query else {}
-    visible = environ.get(_VISIBLE)
-    if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
+    visible = environ.get(_VISIBLE)  # 100 is CUDA_ERROR_NO_DEVICE.
+    if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == 100):
         reason = f"{_VISIBLE}={visible} leaves none: {listed}"
         return DetectedDevices(listed=len(versions), reason=reason)
-    why = _why_unusable(answer)
+    built, (major, minor) = answer["torch"], divmod(answer["driver"], 1000)
+    why = ""
+    if built == "None":
+        why = "torch is built without CUDA in this image"
+    elif answer["error"]:
+        why = f"CUDA cannot be started: {answer['error']}"
+    elif built and _numbers(built)[0] > major:
+        # Within a major version CUDA runs on older drivers.
+        why = f"torch needs CUDA {built}, and the driver has {major}.{minor // 10} only"
+    elif answer["init"] != 0 or not answer["count"]:
+        why = f"CUDA cannot be started (cuInit gives {answer['init']})"
     if why:
         raise ConfigError(
             f"{described}, but {why}.",
@@ -109,22 +112,6 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
     return DetectedDevices(
         usable=usable, listed=len(versions), reason=f"{described}{left}", variables=variables
     )
-
-
-def _why_unusable(answer: Mapping[str, Any]) -> str:
-    """Return why a process could not compute on GPUs that are listed, or '' if it can."""
-    built = answer["torch"]
-    if built == "None":
-        return "torch is built without CUDA in this image"
-    if answer["error"]:
-        return f"CUDA cannot be started: {answer['error']}"
-    major, minor = divmod(answer["driver"], 1000)
-    # Within a major version CUDA runs on older drivers.
-    if built and _numbers(built)[0] > major:
-        return f"torch needs CUDA {built}, and the driver has {major}.{minor // 10} only"
-    if answer["init"] != 0 or not answer["count"]:
-        return f"CUDA cannot be started (cuInit gives {answer['init']})"
-    return ""
 
 
 def _numbers(version: str) -> list[int]:

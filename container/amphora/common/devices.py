@@ -23,8 +23,6 @@ _OTHERS = ("nvidiactl", "kfd", "accel")
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Holds the devices of one host."""
-
     kind: str = CPU
     """The name of a row of KINDS."""
     accelerators: int = 0
@@ -47,9 +45,7 @@ class Devices:
 def detect(environ: Mapping[str, str]) -> Devices:
     """Use the first kind of accelerator that this host has, or the CPU.
 
-    Raises:
-        ConfigError: The tool of a device fails although the device exists, or this image cannot
-            use the host's GPUs.
+    Raises ConfigError if there is one that this image cannot count or use.
     """
     reasons = []
     for kind in KINDS.values():
@@ -72,11 +68,7 @@ def detect(environ: Mapping[str, str]) -> Devices:
 
 
 def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the CPUs of this process's affinity, limited by the cgroup quota (`docker run --cpus`).
-
-    Args:
-        groups: The folder of the control groups, version 2 or 1.
-    """
+    """Count the CPUs of this process's affinity, limited by the cgroup quota (version 2 or 1)."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         # Without a limit the quota is `max`, or -1.
@@ -88,35 +80,24 @@ def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
     return cpus
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     """Holds what this package must know about one kind of device."""
 
     name: str
     count: Callable[[Mapping[str, str]], DetectedDevices]
     """Counts the accelerators of this kind; none for the CPU."""
-    visible: str | None = None
+    visible: str | None
     """The variable that restricts a process to some of them."""
     call_tokens: int
     """The fixed cost of calling a model, in tokens. Where it is small, as on a CPU, an additional
     call is cheaper than the padding that it saves (benchmarks/bench_serve.py)."""
 
 
-KINDS: Mapping[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(name=CUDA, count=cuda.count, visible="CUDA_VISIBLE_DEVICES", call_tokens=4096),
-        Kind(
-            name=NEURON,
-            count=neuron_cores.count,
-            visible="NEURON_RT_VISIBLE_CORES",
-            call_tokens=4096,
-        ),
-        Kind(
-            name=CPU,
-            count=lambda _: DetectedDevices(reason=f"{usable_cpus()} usable CPUs"),
-            call_tokens=24,
-        ),
-    )
-}
+_KINDS = (
+    Kind(CUDA, cuda.count, "CUDA_VISIBLE_DEVICES", 4096),
+    Kind(NEURON, neuron_cores.count, "NEURON_RT_VISIBLE_CORES", 4096),
+    Kind(CPU, lambda _: DetectedDevices(reason=f"{usable_cpus()} usable CPUs"), None, 24),
+)
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 """The table of devices. A host is searched for them in this order, the CPU last."""

@@ -68,11 +68,6 @@ def unfinished(text: str) -> int:
     return 0
 
 
-class _MaskingFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return mask(super().format(record))
-
-
 class Masking:
     """Wraps a text stream and masks what is written to it."""
 
@@ -93,8 +88,8 @@ class Masking:
 
 def configure(level: int | str = logging.INFO) -> None:
     """Send the log lines of amphora and of the recipe to stderr in one format, secrets masked."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_MaskingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler = logging.StreamHandler(cast(TextIO, Masking(sys.stderr)))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     for name in ("amphora", "recipe"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

@@ -26,9 +26,7 @@ _NEURON_TOOLS = "/opt/aws/neuron/bin"
 def count(environ: Mapping[str, str]) -> DetectedDevices:
     """Count by neuron-ls, or take SM_NUM_NEURONS if that lists nothing.
 
-    Raises:
-        ConfigError: There are devices that neuron-ls does not list, or a variable asks for cores
-            that the host does not have.
+    Raises ConfigError if it does not list devices that exist, or a variable names absent cores.
     """
     path = f"{environ.get('PATH', '')}{os.pathsep}{_NEURON_TOOLS}"
     tool = shutil.which("neuron-ls", path=path)
@@ -56,14 +54,17 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         return DetectedDevices(reason=silence)
     # The runtime's own rule: the list takes precedence over the number, and 0 means all cores.
     name = "NEURON_RT_VISIBLE_CORES"
-    chosen = _core_list(environ.get(name, ""))
+    parts = environ.get(name, "").split(",")
+    matches = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in parts]
+    spans = [range(int(m[1]), int(m[2] or m[1]) + 1) if m else range(0) for m in matches]
+    chosen = [core for span in spans for core in span] if all(spans) else []
     if not environ.get(name):
         name = "NEURON_RT_NUM_CORES"
         number = environ.get(name) or "0"
         if number == "0":
             return DetectedDevices(usable=cores, listed=cores, reason=reason)
         chosen = list(range(int(number))) if number.isdecimal() and len(number) < 5 else []
-    if not chosen or max(chosen) >= cores:
+    if not chosen or max(chosen) >= cores or len(set(chosen)) < len(chosen):
         raise ConfigError(
             f"{name} is {environ[name]!r}, and this host has {cores} cores.",
             "NEURON_RT_NUM_CORES takes their number; NEURON_RT_VISIBLE_CORES takes cores counted"
@@ -101,15 +102,3 @@ def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
         return total, f"neuron-ls lists {total} Neuron cores"
     total = total * joined // int(requested)
     return total, f"neuron-ls lists {total} logical Neuron cores at LNC {requested}"
-
-
-def _core_list(text: str) -> list[int]:
-    """Return the cores of a list such as '0', '0-3' or '0,2-3'; none if it is malformed."""
-    cores: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
-        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
-        if not span:
-            return []
-        cores += span
-    return cores if len(set(cores)) == len(cores) else []

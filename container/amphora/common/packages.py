@@ -1,10 +1,9 @@
 """Installs what the user's code requires: from AWS CodeArtifact, a private index, or wheels.
 
 `CA_REPOSITORY_ARN` works as in sagemaker-training and sagemaker-inference: that repository is the
-index, whatever PIP_INDEX_URL says. Those toolkits put the token into pip's argv. Here it is in a
-netrc file, readable by this user only, for one run of pip, because pip repeats an index's URL in
-the argv of the processes that build packages. pip reads its own variables (PIP_INDEX_URL,
-PIP_NO_INDEX, HTTPS_PROXY ...) and files (PIP_CONFIG_FILE) as usual.
+index, whatever PIP_INDEX_URL says. The token is in a netrc file for one run of pip, and not in the
+index's URL, which pip repeats in the argv of the processes that build packages. pip reads its own
+variables and files as usual.
 """
 
 from __future__ import annotations
@@ -32,6 +31,9 @@ _ARN_PARTS = re.compile(
     r":repository/(?P<domain>[a-z0-9-]+)/(?P<name>[A-Za-z0-9][\w.-]*)"
 )
 _ATTEMPTS = 3
+_REPOSITORY = "CodeArtifact's {name} of {domain} ({account}, {region})"
+REQUIREMENTS, PACKAGE = "requirements.txt", "the package in the code folder"
+"""What one run of pip installs: a requirements file, or the folder of the user's code itself."""
 _KEPT = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx")
 """Packages that keep the image's version: another build may silently compute on the CPU."""
 _TRUE = ("1", "true", "yes", "on", "t", "y")
@@ -75,33 +77,6 @@ _SHOWN_LINES, _LINE_CHARS, _LOG_BYTES = 4, 240, 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repository:
-    """Names a repository of AWS CodeArtifact."""
-
-    region: str
-    account: str
-    domain: str
-    name: str
-
-    @property
-    def shown(self) -> str:
-        return f"CodeArtifact's {self.name} of {self.domain} ({self.account}, {self.region})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Install:
-    """Describes one run of pip in the folder of the user's code."""
-
-    requirements: str = ""
-    """A requirements file in that folder, or '' to install the folder itself as a package."""
-
-    @property
-    def what(self) -> str:
-        """Name what is installed, for a message."""
-        return self.requirements or "the package in the code folder"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Index:
     """Holds the command, environment and log of one run of pip."""
 
@@ -113,11 +88,14 @@ class Index:
     """pip's verbose log, which exists within the block of `index` only."""
 
 
-def repository(environ: Mapping[str, str]) -> Repository | None:
-    """Parse CA_REPOSITORY_ARN; None if it is not set. Raises ConfigError if it is malformed."""
+def repository(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return region, account, domain and name of CA_REPOSITORY_ARN, or nothing if it is not set.
+
+    Raises ConfigError if it is malformed.
+    """
     arn = environ.get(ARN, "").strip()
     if not arn:
-        return None
+        return {}
     parts = _ARN_PARTS.fullmatch(arn)
     if parts is None:
         raise ConfigError(
@@ -125,23 +103,21 @@ def repository(environ: Mapping[str, str]) -> Repository | None:
             "Give arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
             " (aws codeartifact describe-repository), or leave it out.",
         )
-    return Repository(**parts.groupdict())
+    return parts.groupdict()
 
 
 @contextlib.contextmanager
-def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterator[Index]:
+def index(environ: Mapping[str, str], folder: Path, install: str) -> Iterator[Index]:
     """Prepare one run of pip for the code in `folder`. A CodeArtifact token is requested each time.
 
-    Raises:
-        ConfigError: CA_REPOSITORY_ARN is malformed.
-        CodeError: CodeArtifact returns no token or no address.
+    Args:
+        install: A requirements file in that folder, or PACKAGE.
+
+    Raises ConfigError if CA_REPOSITORY_ARN is malformed, CodeError if CodeArtifact refuses.
     """
-    texts = [
-        value
-        for name, value in environ.items()
-        if name.startswith("PIP_") or name.lower().endswith("_proxy")
-    ]
-    if (requirements := folder / install.requirements).is_file():
+    names = (name for name in environ if name.startswith("PIP_") or name.lower().endswith("_proxy"))
+    texts = [environ[name] for name in names]
+    if (requirements := folder / install).is_file():
         texts.append(requirements.read_text(encoding="utf-8", errors="replace"))
     for user, password in _USERINFO.findall("\n".join(texts)):
         # pip prints the user's name, which is the secret if there is no password.
@@ -153,11 +129,12 @@ def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterato
         # pip skips an index that refuses it, and says so in its log only.
         log = Path(environ.get("PIP_LOG") or f"{scratch}/pip.log")
         variables = {**environ, "PIP_LOG": str(log)}
-        if source is not None and shown != NO_INDEX:
+        if source and shown != NO_INDEX:
             address, token = _authorized(source)
             logs.remember([token])
-            home = Path(environ.get("HOME") or Path.home())
-            of_user = Path(environ.get("NETRC") or home / ".netrc")
+            of_user = Path(
+                environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc"
+            )
             # The file replaces the user's, so it repeats it; pip ignores one that is not readable.
             others = ""
             with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
@@ -175,7 +152,7 @@ def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterato
             for name in _KEPT:
                 with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                     lines.write(f"{name}=={importlib.metadata.version(name)}\n")
-        target = ("-r", install.requirements) if install.requirements else (".",)
+        target = (".",) if install == PACKAGE else ("-r", install)
         argv = (sys.executable, "-m", "pip", "install", "--no-input", "-c", str(kept), *target)
         yield Index(argv=argv, environ=variables, shown=shown, log=log)
 
@@ -188,8 +165,8 @@ def described(environ: Mapping[str, str]) -> str:
     if environ.get("PIP_NO_INDEX", "").strip().lower() in _TRUE:
         return NO_INDEX
     source, url = repository(environ), environ.get("PIP_INDEX_URL", "")
-    if source is not None:
-        return source.shown + (", in place of PIP_INDEX_URL" if url else "")
+    if source:
+        return _REPOSITORY.format_map(source) + (", in place of PIP_INDEX_URL" if url else "")
     if "://" in url:
         parts = urlsplit(url)
         url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
@@ -197,7 +174,7 @@ def described(environ: Mapping[str, str]) -> str:
 
 
 def failed(
-    install: Install, folder: Path, exit_code: int, lines: Sequence[str], index: Index
+    install: str, folder: Path, exit_code: int, lines: Sequence[str], index: Index
 ) -> CodeError:
     """Build the error for a failed run of pip, from the lines that it printed and from its log.
 
@@ -228,11 +205,8 @@ def failed(
     remedy = next(
         (advice for sign, advice in _REMEDIES.items() if re.search(sign, text)), _USUAL_REMEDY
     )
-    return CodeError(
-        f"{install.what} of {folder} cannot be installed (pip's exit code {exit_code}) from"
-        f" {index.shown}: {text}",
-        remedy,
-    )
+    what = f"{install} of {folder} cannot be installed (pip's exit code {exit_code})"
+    return CodeError(f"{what} from {index.shown}: {text}", remedy)
 
 
 def conflicts(lines: Sequence[str]) -> list[str]:
@@ -240,20 +214,20 @@ def conflicts(lines: Sequence[str]) -> list[str]:
     return [match[0] for line in lines if (match := _CONFLICT.search(line))]
 
 
-def _authorized(source: Repository) -> tuple[str, str]:
+def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
     """Request the address of the repository's index and a token. Raises CodeError."""
-    # boto3 is a quarter of a second to import.
+    # Importing boto3 takes a quarter of a second.
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
     config = Config(connect_timeout=5, read_timeout=15, retries=retries)
-    owner = {"domain": source.domain, "domainOwner": source.account}
+    owner = {"domain": source["domain"], "domainOwner": source["account"]}
     try:
-        client: Any = boto3.client("codeartifact", region_name=source.region, config=config)
+        client: Any = boto3.client("codeartifact", region_name=source["region"], config=config)
         token = client.get_authorization_token(**owner)["authorizationToken"]
-        address = client.get_repository_endpoint(**owner, repository=source.name, format="pypi")
+        address = client.get_repository_endpoint(**owner, repository=source["name"], format="pypi")
     except (BotoCoreError, ClientError) as error:
         if isinstance(error, NoCredentialsError):
             remedy = "Give the job or endpoint a role; on a laptop set AWS_ACCESS_KEY_ID and so on."
@@ -269,5 +243,6 @@ def _authorized(source: Repository) -> tuple[str, str]:
                 "Allow the role codeartifact:GetAuthorizationToken and GetRepositoryEndpoint,"
                 " ReadFromRepository, and sts:GetServiceBearerToken."
             )
-        raise CodeError(f"{ARN}: {source.shown} cannot be used: {error}.", remedy) from error
+        shown = _REPOSITORY.format_map(source)
+        raise CodeError(f"{ARN}: {shown} cannot be used: {error}.", remedy) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token

@@ -11,8 +11,6 @@ PROBE_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedDevices:
-    """Holds the devices of one kind."""
-
     usable: int = 0
     """How many this job may use."""
     listed: int = 0
@@ -27,12 +25,8 @@ def probe(argv: list[str], environ: Mapping[str, str]) -> subprocess.CompletedPr
     """Run a tool to its end. Return None if it cannot be started or does not answer in time."""
     try:
         return subprocess.run(
-            argv,
-            env=dict(environ),
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
+            argv, env=dict(environ), capture_output=True, text=True, timeout=PROBE_SECONDS,
             check=False,
-        )
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -1,9 +1,8 @@
 """Finds code for transformers 4 if version 5 is installed.
 
-Version 5 ignores some arguments without a warning. `check` reads the user's files before they run,
-in training and in serving, and raises an error that names each such use with its file and line.
-Code that version 5 refuses raises an error at run time, to which `remedy` adds advice. Files are
-parsed, and nothing is imported.
+Version 5 ignores some arguments without a warning. `check` parses the user's files before they run,
+and raises an error that names each such use. To errors of code that version 5 refuses, `remedy`
+adds advice.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ IMAGE = "build the image with transformers 4 (./build_and_push.sh gpu|cpu --tran
 _OWN_TASK = "leave out model_fn: the image's own handlers answer this task (HF_TASK)"
 REMOVED: Mapping[str, str] = {
     # Tasks of `pipeline`.
-    "question-answering": _OWN_TASK,
-    "summarization": _OWN_TASK,
-    "translation": _OWN_TASK,
-    "text2text-generation": _OWN_TASK,
+    **dict.fromkeys(
+        ("question-answering", "summarization", "translation", "text2text-generation"), _OWN_TASK
+    ),
     "visual-question-answering": 'write pipeline("image-text-to-text")',
     "image-to-image": "call the model and its image processor",
     # Methods of tokenizers.
@@ -45,7 +43,9 @@ REMOVED: Mapping[str, str] = {
     "grouped_entities": 'write aggregation_strategy="simple"',
     "ignore_subwords": 'write aggregation_strategy="first"',
     "torchscript": "call torch.jit.trace on a model with return_dict=False",
-    "resume_download": "leave it out",
+    **dict.fromkeys(
+        ("resume_download", "overwrite_output_dir", "save_safetensors"), "leave it out"
+    ),
     "use_auth_token": "write token",
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
@@ -58,14 +58,11 @@ REMOVED: Mapping[str, str] = {
     "logging_dir": "set the variable TENSORBOARD_LOGGING_DIR",
     "per_gpu_train_batch_size": "write per_device_train_batch_size",
     "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
-    "overwrite_output_dir": "leave it out",
-    "save_safetensors": "leave it out",
     # Names of the package.
     "AdamW": "import it from torch.optim",
     "AutoModelWithLMHead": "use AutoModelForCausalLM, ...MaskedLM or ...Seq2SeqLM",
     "AutoModelForVision2Seq": "use AutoModelForImageTextToText",
-    "TextDataset": "use the datasets library",
-    "LineByLineTextDataset": "use the datasets library",
+    **dict.fromkeys(("TextDataset", "LineByLineTextDataset"), "use the datasets library"),
     "SummarizationPipeline": _OWN_TASK,
     "TranslationPipeline": _OWN_TASK,
     "Text2TextGenerationPipeline": _OWN_TASK,
@@ -120,19 +117,17 @@ _ALWAYS = 5
 @functools.cache
 def installed() -> str:
     """Return the version of the installed transformers; "" if there is none, or one before 5."""
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    return version if int(version.partition(".")[0]) >= 5 else ""
+        return version if int(version.partition(".")[0]) >= 5 else ""
+    return ""
 
 
 def check(path: Path, folder: Path) -> None:
     """Raise CodeError if a file, or one of `folder` that it imports, uses what version 5 ignores.
 
-    Code under a condition on the version or on hasattr is not reported, nor a fallback for an
-    exception (ImportError and the like). Neither are names that the files themselves define, nor
-    arguments of functions that they import from other libraries.
+    Not reported: code under a condition on the version or on hasattr, fallbacks for exceptions such
+    as ImportError, names that the files define, and arguments of other libraries' functions.
     """
     files: dict[Path, ast.Module] = {}  # The file and those that it imports.
     waiting = [path]
@@ -203,8 +198,7 @@ def remedy(text: str) -> str:
 def remedy_of(error: BaseException) -> str:
     """Return `remedy` of an exception, with the file and line of the user's code that raised it.
 
-    This includes the one without a text that version 5 raises if the result of a chat template is
-    used as a tensor.
+    An AttributeError of version 5 without a text: a chat template's result is used as a tensor.
     """
     advice = remedy(str(error))
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -302,11 +296,7 @@ def _takes_dict(node: ast.AST) -> bool:
 
 
 def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
-    """Return whether the result of a call is used as the dict that version 5 returns.
-
-    Args:
-        as_dict: The variables that are used so.
-    """
+    """Return whether a call's result is used as a dict, also by one of the variables `as_dict`."""
     node = call
     for parent in reversed(parents):
         if _takes_dict(parent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from amphora.common.errors import ConfigError, did_you_mean
@@ -51,6 +52,14 @@ _INTERNAL = {PREFIX + name for name in ("ERROR_DIR", "LAUNCHER", "NEURON_STACK",
 """Variables that an image or another process sets."""
 
 
+def image_code(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the recipe and handlers: /opt/amphora/code, or code/ of a checkout."""
+    if named := environ.get("AMPHORA_CODE_DIR"):
+        return Path(named).absolute()
+    checkout = Path(__file__).resolve().parents[3] / "code"
+    return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")
+
+
 class Variables:
     """Reads variables. Wrong ones count as absent until `check` reports them all."""
 
@@ -69,9 +78,7 @@ class Variables:
             self.refuse(f"{name} is {value!r}. Give true or false, or leave it out.")
         return value in ("1", "true")
 
-    def number(
-        self, name: str, default: T, *, least: float, most: float = math.inf, unit: str = ""
-    ) -> T:
+    def number(self, name: str, default: T, *, least: float, most: float = math.inf) -> T:
         """Return a finite number of the default's type, or `default` if it is not set."""
         value = self.text(name)
         if not value:
@@ -83,9 +90,8 @@ class Variables:
         # nan compares as false, so that it is refused too.
         if number is None or not least <= number <= most or number == math.inf:
             kind = "a whole number" if isinstance(default, int) else "a number"
-            of_unit = f" of {unit}" if unit else ""
             span = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
-            self.refuse(f"{name} is {value!r}. Give {kind}{of_unit} {span}, or leave it out.")
+            self.refuse(f"{name} is {value!r}. Give {kind} {span}, or leave it out.")
             return default
         return number
 

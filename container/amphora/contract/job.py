@@ -7,7 +7,6 @@ sagemaker-training 5.1.4, whose names and encodings the SDKs and users' scripts 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_na
 """Keys of the platform without its prefix."""
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
 """The instance groups on which a distribution runs."""
+# What argv and variables cannot hold; U+DC80 to U+DCFF stand for bytes.
+_UNREPRESENTABLE = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -108,11 +109,7 @@ class Job:
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
-    """Read the configuration of the job under SAGEMAKER_BASE_DIR.
-
-    Raises:
-        ConfigError: A file is missing, is not JSON, or holds what the contract does not allow.
-    """
+    """Read the job under SAGEMAKER_BASE_DIR. Raises ConfigError if a file breaks the contract."""
     paths = Paths.from_environment(environ)
     if not paths.config.is_dir():
         raise ConfigError(
@@ -130,7 +127,14 @@ def read_job(environ: Mapping[str, str]) -> Job:
     arguments: dict[str, Any] = {}
     for key, text in _read_object(given, {}).items():
         value = decode(text)
-        _check_representable(key, value)
+        if _UNREPRESENTABLE.search(key + to_argument(value)):
+            raise ConfigError(
+                f"The hyperparameter {key!r} contains a NUL or half of a surrogate pair.",
+                "Neither can be passed to a program: remove it, or write it as an escape.",
+            )
+        if "=" in key or not key:
+            remedy = "Give it one without '='."
+            raise ConfigError(f"The hyperparameter {key!r} has no usable name.", remedy)
         if key.startswith("sagemaker_") or key in UNPREFIXED_KEYS:
             platform[key] = value
         else:
@@ -148,13 +152,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
     hosts = _hosts(resources, platform, paths.config / "resourceconfig.json")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
-    try:
-        log_level = int(log_level)
-    except (TypeError, ValueError):
+    if not str(log_level).isdecimal():
         raise ConfigError(
             f"{level_key} is {log_level!r}.",
             "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",
-        ) from None
+        )
     return Job(
         paths=paths,
         hyperparameters=hyperparameters,
@@ -166,7 +168,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         current_host=resources["current_host"],
         entry_point=str(program) if program else None,
         submit_directory=str(submit or paths.code),
-        log_level=log_level,
+        log_level=int(log_level),
         notes=() if given.exists() else (f"{given} does not exist; using {{}}",),
     )
 
@@ -274,20 +276,3 @@ def _hosts(
     if known and chosen is not None and not is_known:
         raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
     return tuple(hosts)
-
-
-def _check_representable(key: str, value: Any) -> None:
-    """Raise ConfigError if a value cannot be passed in argv or the environment."""
-    try:
-        is_representable = b"\0" not in os.fsencode(key + to_argument(value))
-    except UnicodeEncodeError:
-        is_representable = False
-    if not is_representable:
-        raise ConfigError(
-            f"The hyperparameter {key!r} contains a NUL or half of a surrogate pair.",
-            "Neither can be passed to a program: remove it, or write it as an escape.",
-        )
-    if "=" in key or not key:
-        raise ConfigError(
-            f"The hyperparameter {key!r} has no usable name.", "Give it one without '='."
-        )

@@ -1,8 +1,7 @@
 """Computes the SM_* variables and the arguments of a training script.
 
-sagemaker-training is not imported, because its `environment` creates folders, needs boto3 and a
-compiled extension, and overwrites variables. A test compares both on generated configurations, and
-lists what differs.
+sagemaker-training's own `environment` creates folders, needs a compiled extension and overwrites
+variables. A test compares both on generated configurations, and lists what differs.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
 def fitting(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that are short enough for Linux (E2BIG).
 
-    Raises:
-        ConfigError: A hyperparameter is too long, so that it cannot be an argument either.
+    Raises ConfigError if a hyperparameter is too long, since it cannot be an argument either.
     """
     kept = {
         name: value
@@ -177,12 +175,8 @@ def distribution_hosts(job: Job) -> list[str]:
     if not job.instance_groups:
         return list(job.hosts)
     chosen = distribution_groups(job)
-    return sorted(
-        host
-        for name, group in job.instance_groups.items()
-        if name in chosen
-        for host in group["hosts"]
-    )
+    groups = (group for name, group in job.instance_groups.items() if name in chosen)
+    return sorted(host for group in groups for host in group["hosts"])
 
 
 def to_text(value: Any) -> str:

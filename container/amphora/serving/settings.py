@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amphora.common.devices import Devices
-from amphora.common.variables import Variables
+from amphora.common.variables import Variables, image_code
 from amphora.serving.handler_files import code_folder
 
 MIB = 1024 * 1024
@@ -18,9 +18,6 @@ MOST_TRANSFORM_MB = 100
 """The service's limit on a batch transform job: payload times concurrent requests."""
 # The payload of a batch transform job if neither the job nor the container names one.
 _TRANSFORM_MB = 6
-# The limit of a transform job without one, since a body is held in memory.
-_UNLIMITED_MIB = 1024
-_LEAST_SECONDS = 0.001
 ADAPTERS, ADAPTER_CONFIG = "adapters", "adapter_config.json"
 """The folder of the model's LoRA adapters, each in a folder of its name, and what peft writes."""
 _USUAL_ADAPTERS = 64
@@ -116,9 +113,9 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     # up after one minute.
     timeout_name = next(filter(env.text, _TIMEOUTS[:-1]), _TIMEOUTS[-1])
     model_dir = base_dir / "model"
-    # 0 means no limit in a transform job.
-    payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, least=0)
-    max_body = int((payload_mib or _UNLIMITED_MIB) * MIB)
+    # 0 means no limit in a transform job, and 1 GiB here, since a body is held in memory.
+    payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, least=0) or 1024
+    max_body = int(payload_mib * MIB)
     most_transform = MOST_TRANSFORM_MB if env.text("SAGEMAKER_MAX_PAYLOAD_IN_MB") else _TRANSFORM_MB
     submitted = env.text("SAGEMAKER_SUBMIT_DIRECTORY")
     submitted_path = Path(submitted.removeprefix("file://"))
@@ -148,7 +145,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, least=0) / 1000,
         batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, least=1),
         queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, least=1),
-        timeout=env.number(timeout_name, 60.0, least=_LEAST_SECONDS),
+        timeout=env.number(timeout_name, 60.0, least=0.001),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
         transform_payload=min(max(1, max_body // MIB), most_transform),
@@ -196,11 +193,3 @@ def _read_adapters(env: Variables, folder: Path, is_multi_model: bool) -> int:
         if name != name.strip() or not name.isprintable():
             env.refuse(f"{value} holds {name!r}, which no header can name. Rename the folder.")
     return most
-
-
-def image_code(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the image's handlers: /opt/amphora/code, or code/ of a checkout."""
-    if named := environ.get("AMPHORA_CODE_DIR"):
-        return Path(named)
-    checkout = Path(__file__).resolve().parents[3] / "code"
-    return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")

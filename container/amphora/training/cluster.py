@@ -1,10 +1,9 @@
 """Connects the hosts of one job, so that they end together.
 
-A host that fails or vanishes ends the job on every host with its reason. A host that is done waits
-for the others, because the platform may end all containers when the first one ends. The first host
-listens and the others connect to it; each side sends a report (a line of JSON) every two seconds,
-and the first host decides from them for all. Only addresses of the job's hosts may connect.
-torchrun does none of this: a rank in a collective notices a lost host only after minutes.
+A host that fails or vanishes ends the job on every host with its reason; torchrun's ranks would
+notice after minutes. A host that is done waits for the others, because the platform may end all
+containers when the first one ends. The others connect to the first host, from addresses of the job
+only; each side sends a report (a line of JSON) every two seconds, and the first host decides.
 """
 
 from __future__ import annotations
@@ -86,18 +85,16 @@ def judge(
         if first.is_consequence and len(failed) < len(hosts) and consequence_for <= CAUSE_SECONDS:
             return None
         return replace(first, state="abort")
-    has_ended = [report.state in ("done", "stopped") for report in reports.values()]
-    is_over = len(reports) == len(hosts) and all(has_ended)
+    has_ended = all(report.state in ("done", "stopped") for report in reports.values())
+    is_over = has_ended and len(reports) == len(hosts)
     return Report(host=hosts[0], state="all done") if is_over else None
 
 
 class _Peer:
     """Reads the reports of another host in a thread, and sends those of this one."""
 
-    def __init__(
-        self, connection: socket.socket, take: Callable[[_Peer, Report], bool], address: str = ""
-    ) -> None:
-        self.connection, self.address, self._take = connection, address, take
+    def __init__(self, talk: _Talk, connection: socket.socket, address: str = "") -> None:
+        self.connection, self.address, self._talk = connection, address, talk
         self.heard = time.monotonic()
         self.report: Report | None = None
         """The latest report."""
@@ -110,7 +107,7 @@ class _Peer:
         with self.connection, suppress(OSError, ValueError), self.connection.makefile("rb") as file:
             while line := file.readline(_MAX_LINE):
                 report = Report.from_line(line)
-                if not self._take(self, report):
+                if not self._talk.take(self, report):
                     break
                 self.heard = time.monotonic()
                 if report.state == "stopped":
@@ -133,10 +130,6 @@ class _Peer:
         """Send a report; if the connection has ended, the reading thread notices it."""
         with suppress(OSError):
             self.connection.sendall(report.line())
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Link:
@@ -171,18 +164,12 @@ class Link:
     def finish(self, state: str, reason: str = "", *, is_consequence: bool = False) -> None:
         """Report how this host ended, and wait for the decision.
 
-        A host that is done waits until the job is over, or until it is stopped: the others are then
-        stopped as well. A host that failed because it lost another one waits for the other's
-        reason.
-
-        Args:
-            is_consequence: Whether `reason` only says that another host was lost.
+        A host that is done waits until the job is over or stopped; one that failed only because it
+        lost another one (`is_consequence`), for the other's reason.
         """
         if self.decision is not None:
             return
-        self.local = Report(
-            host=self.host, state=state, reason=reason, is_consequence=is_consequence
-        )
+        self.local = replace(self.local, state=state, reason=reason, is_consequence=is_consequence)
         if len(self.hosts) == 1:
             return
         if state == "done":
@@ -196,8 +183,7 @@ class Link:
     def await_command(self) -> str:
         """Wait for the command by which mpirun of the first host starts ranks on this one.
 
-        Raises:
-            CodeError: The job, or mpirun, has ended before.
+        Raises CodeError if the job, or mpirun, ends before.
         """
         while not self.command:
             if self._decided.wait(0.1) or self.is_left_out:
@@ -221,10 +207,7 @@ def linked(
 
     Args:
         stopped: Returns whether the job was asked to stop.
-        wait: Seconds that a host may take to appear.
-
-    Raises:
-        ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
+        wait: Seconds that a host may take to appear, else ConfigError is raised.
     """
     link = Link(host, hosts, stopped)
     with link._reader, link._writer:
@@ -293,12 +276,17 @@ class _Talk(ABC):
         self.stop.wait(_TICK_SECONDS)
 
     @abstractmethod
+    def take(self, peer: _Peer, report: Report) -> bool:
+        """Apply a report. Return whether its peer is the host that it names."""
+
+    @abstractmethod
     def judge(self, local: Report, peers: Mapping[str, _Peer]) -> Report | None:
         """Return the decision for the whole job, if there is one."""
 
     def close(self) -> None:
         for peer in self.connected:
-            peer.close()
+            with suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Listener(_Talk):
@@ -342,20 +330,17 @@ class _Listener(_Talk):
         reason = f"refused {address}, which is not an address of a host of the job"
         if any(address in self._addresses[name] for name in self.link.hosts[1:]):
             try:
-                self.connected.append(_Peer(connection, self._is_host, address))
+                self.connected.append(_Peer(self, connection, address))
                 return
             except RuntimeError as error:  # The container has no more threads.
                 reason = f"refused {address}: {error}"
         connection.close()
         self._warn(reason)
 
-    def _is_host(self, peer: _Peer, report: Report) -> bool:
-        """Return whether a peer is the host that its report names.
-
-        The first connection that names a host from an address of it is that host.
-        """
+    def take(self, peer: _Peer, report: Report) -> bool:
         name = report.host
         is_known = name in self.link.hosts[1:] and peer.address in self._addresses[name]
+        # The first connection that names a host from an address of it is that host.
         return is_known and self.peers.setdefault(name, peer) is peer
 
     def _warn(self, text: str) -> None:
@@ -404,10 +389,10 @@ class _Caller(_Talk):
                     ) from error
                 time.sleep(_TICK_SECONDS)
         connection.settimeout(None)
-        self.connected = [_Peer(connection, self._take)]
+        self.connected = [_Peer(self, connection)]
         self.peers = {first: self.connected[0]}
 
-    def _take(self, _peer: _Peer, report: Report) -> bool:
+    def take(self, peer: _Peer, report: Report) -> bool:
         self.link.command = report.command or self.link.command
         self.link.is_left_out = report.state == "done" and not self.link.command
         if report.state in ("abort", "all done"):

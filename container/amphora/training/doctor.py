@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, CodeError
@@ -34,8 +33,6 @@ _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds the result of one check."""
-
     level: str
     """'ok', 'warning' or 'error'."""
     what: str
@@ -51,37 +48,27 @@ class Finding:
 
 
 def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
-    """Check the job under SAGEMAKER_BASE_DIR and print the findings.
-
-    Args:
-        steps: Steps to train, which leave nothing behind.
-
-    Returns:
-        1 if there is an error, else 0.
-    """
-    logs.remember(logs.secret_values(environ))
+    """Check the job under SAGEMAKER_BASE_DIR, train a number of steps (0: none) that leave nothing
+    behind, and print the findings. Returns 1 if there is an error, else 0."""
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
         findings = list(examine(environ, Path(scratch), steps))
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     if as_json:
-        summary: dict[str, Any] = {"errors": counts[ERROR], "warnings": counts[WARNING]}
-        text = json.dumps(summary | {"findings": list(map(asdict, findings))}, indent=1)
+        summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
+        text = json.dumps({**summary, "findings": list(map(asdict, findings))}, indent=1)
     else:
         width = max(len(finding.what) for finding in findings)
         below = "\n" + " " * (width + 9)
-        rows = [
-            f"{_MARKS[finding.level]:5}  {finding.what:{width}}  "
-            + below.join(str(finding).splitlines())
-            for finding in findings
-        ]
-        total = f"{counts[ERROR]} errors, {counts[WARNING]} warnings"
-        text = "\n".join([*rows, "", total])
+        text = ""
+        for finding in findings:
+            lines = below.join(str(finding).splitlines())
+            text += f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {lines}\n"
+        text += f"\n{counts[ERROR]} errors, {counts[WARNING]} warnings"
     print(logs.mask(text))
     return int(counts[ERROR] > 0)
 
 
 def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterator[Finding]:
-    """Yield the findings about the job."""
     try:
         job = read_job(environ)
     except AmphoraError as error:
@@ -137,19 +124,37 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
         except AmphoraError as error:
             yield Finding(ERROR, "packages", str(error))
             continue
-        yield Finding(OK, "packages", f"{install.what} from {shown}")
+        yield Finding(OK, "packages", f"{install} from {shown}")
         if not shown.startswith(packages.NO_INDEX):
-            needs.append(f"a package index for {install.what}")
+            needs.append(f"a package index for {install}")
     if len(job.hosts) > 1:
         needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
     yield Finding(OK, "network", detail)
-    if job.entry_point is None:
-        yield from _recipe(job, code, plan, steps)
-    else:
+    if job.entry_point is not None:
         if steps:
             yield Finding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
         yield from _script(code, plan)
+        return
+    argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
+    try:
+        result = subprocess.run(
+            [*argv, *launch.arguments(job)], cwd=plan.cwd, capture_output=True, text=True,
+            env={**plan.environ, "AMPHORA_LAUNCHER": ""}, check=False,
+            timeout=None if steps else _RECIPE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
+        yield Finding(WARNING, "recipe", detail)
+        return
+    for line in result.stdout.splitlines():
+        if line.startswith(_REPORT_PREFIX):
+            yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
+        elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
+            yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX))
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
+        yield Finding(ERROR, "recipe", lines[-1])
 
 
 def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
@@ -177,11 +182,10 @@ def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
             )
             if not is_local and PathFinder.find_spec(name) is None:
                 missing.add(name)
-    level = WARNING if plan.installs else ERROR
+    level, remedy = ERROR, "list them in requirements.txt"
+    if plan.installs:
+        level, remedy = WARNING, "requirements.txt may install them"
     if missing:
-        remedy = "list them in requirements.txt"
-        if plan.installs:
-            remedy = "requirements.txt may install them"
         detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
         yield Finding(level, "code", detail)
     else:
@@ -190,35 +194,6 @@ def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
         transformers4.check(file, code.root)
     except CodeError as error:  # requirements.txt may install transformers 4.
         yield Finding(level, "code", str(error))
-
-
-def _recipe(
-    job: Job, code: entry_point.Source, plan: launch.Launch, steps: int
-) -> Iterator[Finding]:
-    """Run the recipe's own checks of the data and the model (code/check.py)."""
-    argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
-    try:
-        result = subprocess.run(
-            [*argv, *launch.arguments(job)],
-            env={**plan.environ, "AMPHORA_LAUNCHER": ""},
-            cwd=plan.cwd,
-            capture_output=True,
-            text=True,
-            timeout=None if steps else _RECIPE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
-        yield Finding(WARNING, "recipe", detail)
-        return
-    for line in result.stdout.splitlines():
-        if line.startswith(_REPORT_PREFIX):
-            yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
-        elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
-            yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX))
-    if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
-        yield Finding(ERROR, "recipe", lines[-1])
 
 
 def _bytes(size: float) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from amphora.common import archives
 from amphora.common.errors import CodeError
-from amphora.common.packages import Install
+from amphora.common.packages import PACKAGE, REQUIREMENTS
+from amphora.common.variables import image_code
 from amphora.contract.job import Job
 
 log = logging.getLogger("amphora")
@@ -27,8 +28,6 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class ProgramKind(Enum):
-    """Names the ways to run an entry point."""
-
     SCRIPT = "python script"
     MODULE = "python module"
     COMMAND = "command"
@@ -36,8 +35,6 @@ class ProgramKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Locates the code of a job."""
-
     root: Path
     kind: ProgramKind
     name: str
@@ -91,8 +88,7 @@ def locate(
         scratch: A folder for downloads; it lives as long as the job.
         code_dir: The folder to unpack an archive in; /opt/ml/code by default.
 
-    Raises:
-        CodeError: The code cannot be downloaded or unpacked, or it lacks the entry point.
+    Raises CodeError if that fails, or the code lacks the entry point.
     """
     if job.entry_point is None:
         if location := job.sagemaker.get("sagemaker_submit_directory"):
@@ -134,24 +130,21 @@ def locate(
 
 
 def recipe_dir(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the image's recipe: AMPHORA_CODE_DIR, or code/ of a checkout."""
-    named = environ.get("AMPHORA_CODE_DIR")
-    folder = Path(named) if named else Path(__file__).parents[3] / "code"
+    """Return the folder of the image's recipe. Raises CodeError if it is not there."""
+    folder = image_code(environ)
     if not (folder / "train.py").is_file():
         raise CodeError(
             f"The image's recipe is not at {folder / 'train.py'}.",
             "Set AMPHORA_CODE_DIR to the folder that holds it, or sagemaker_program to a script.",
         )
-    return folder.absolute()
+    return folder
 
 
-def install_steps(source: Source) -> list[Install]:
-    """Return the runs of pip that the code requires."""
-    steps = []
-    if (source.root / "requirements.txt").is_file():
-        steps.append(Install(requirements="requirements.txt"))
+def install_steps(source: Source) -> list[str]:
+    """Return what pip installs for the code, for `packages.index`."""
+    steps = [REQUIREMENTS] if (source.root / REQUIREMENTS).is_file() else []
     if source.kind is not ProgramKind.COMMAND and is_package(source.root):
-        steps.append(Install())
+        steps.append(PACKAGE)
     return steps
 
 

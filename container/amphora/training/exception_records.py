@@ -84,7 +84,6 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a file that the hook wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
         fields["errors"] = [Raised(**error) for error in fields["errors"]]
         fields["handled"] = fields["handled"] and Raised(**fields["handled"])

@@ -1,12 +1,12 @@
 """Finds the cause of a failed job, and words it for /opt/ml/output/failure.
 
 The cause comes first, since SageMaker shows 1,024 characters. The sources, most certain first: the
-records that the hook (hook/sitecustomize.py) wrote when an exception ended a process, the exit
-status of the process, and the last lines of its stderr.
+hook's records of exceptions that ended processes, the exit status, the last lines of stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -145,16 +145,6 @@ def within_shown(head: str) -> str:
     return "\n".join(lines)
 
 
-def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
-    """Describe the outcome of a job.
-
-    Args:
-        folder: The folder of the hook's records.
-        conflicts: pip's lines about packages that do not fit what it has installed.
-    """
-    return _Diagnosis(ended, folder, conflicts).failure()
-
-
 class _Diagnosis:
     """Looks for the cause in how the process tree ended and in the recorded exceptions."""
 
@@ -164,9 +154,8 @@ class _Diagnosis:
         self.records, self.by_pid = records, {record.pid: record for record in records}
         output, signs = "\n".join(ended.tail), ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1))
         matches = ((re.search(pattern, output), sign) for pattern, sign in signs)
-        self.mpi_worker = next(
-            (Worker(rank=m[1], exit_code=sign * int(m[2])) for m, sign in matches if m), None
-        )
+        workers = (Worker(rank=m[1], exit_code=sign * int(m[2])) for m, sign in matches if m)
+        self.mpi_worker = next(workers, None)
         self.tail = list(
             itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
         )
@@ -184,12 +173,8 @@ class _Diagnosis:
             self.suspect, self.worker = self._followed(self.by_pid[ended.pid])
         elif uppermost := [record for record in records if not self._outer(record)]:
             last = uppermost[-1]
-            ranks = [
-                record
-                for record in uppermost
-                if record.ancestors[:1] == last.ancestors[:1]
-                and None not in (record.rank, last.rank)
-            ]
+            ranks = [record for record in uppermost if None not in (record.rank, last.rank)]
+            ranks = [rank for rank in ranks if rank.ancestors[:1] == last.ancestors[:1]]
             if chosen := _first_cause(ranks or [last], self.mpi_worker):
                 self.suspect, inner = self._followed(chosen)
                 self.worker = inner or self.mpi_worker
@@ -201,31 +186,7 @@ class _Diagnosis:
             self.worker = seen.get(rank, Worker(rank=rank, exit_code=1))
         self.code = self.worker.exit_code if self.worker else ended.exit_code
 
-    def failure(self) -> Failure:
-        """Word the outcome."""
-        exit_code = self.code if self.ended.exit_code == 1 else self.ended.exit_code
-        record, worker = self.record, self.worker
-        rank = record.rank if record else worker and worker.rank
-        details = [f"exit code {self.code}" if self.code >= 0 else _signal_name(-self.code)]
-        details += [f"rank {rank}"] if rank is not None else []
-        details += [f"host {record.host}"] if record and record.host else []
-        rest = [record.traceback] if record else []
-        for other in self.records:
-            if other is not record and not other.is_launcher:
-                where = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
-                rest.append(f"{where}: {other.headline}")
-        rest += ["Last lines of output:", *self.tail] if self.tail else []
-        return Failure(
-            exit_code=128 - exit_code if exit_code < 0 else exit_code,
-            head=mask("\n".join([*self._head(), f"({', '.join(details)})"])),
-            rest=mask("\n".join(rest)),
-            raised=record is not None,
-            is_consequence=record is not None and record.lost_a_peer,
-            is_stopped=self.ended.stop_signal is not None and not self.ended.out_of_budget,
-            last_exception=self.records[-1].headline if self.records else self.ended.death,
-        )
-
-    def _head(self) -> list[str]:
+    def head(self) -> list[str]:
         """Return the first lines: the cause, its circumstances, and advice."""
         ended, record = self.ended, self.record
         lines = [line for line in self.tail if line.strip()]
@@ -237,11 +198,9 @@ class _Diagnosis:
         )
         head: list[str] = []
         if ended.stop_signal is not None:
-            how = (
-                "; the script did not end in time and was killed."
-                if ended.out_of_budget
-                else " before the training had ended."
-            )
+            how = " before the training had ended."
+            if ended.out_of_budget:
+                how = "; the script did not end in time and was killed."
             head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
         if record is not None:
             head += record.lines
@@ -352,6 +311,38 @@ class _Diagnosis:
         return lines
 
 
+def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
+    """Describe the outcome of a job.
+
+    Args:
+        folder: The folder of the hook's records.
+        conflicts: pip's lines about packages that do not fit what it has installed.
+    """
+    diagnosis = _Diagnosis(ended, folder, conflicts)
+    code, record = diagnosis.code, diagnosis.record
+    worker, records = diagnosis.worker, diagnosis.records
+    rank = record.rank if record else worker and worker.rank
+    details = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
+    details += [f"rank {rank}"] if rank is not None else []
+    details += [f"host {record.host}"] if record and record.host else []
+    rest = [record.traceback] if record else []
+    for other in records:
+        if other is not record and not other.is_launcher:
+            where = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
+            rest.append(f"{where}: {other.headline}")
+    rest += ["Last lines of output:", *diagnosis.tail] if diagnosis.tail else []
+    exit_code = code if ended.exit_code == 1 else ended.exit_code
+    return Failure(
+        exit_code=128 - exit_code if exit_code < 0 else exit_code,
+        head=mask("\n".join([*diagnosis.head(), f"({', '.join(details)})"])),
+        rest=mask("\n".join(rest)),
+        raised=record is not None,
+        is_consequence=record is not None and record.lost_a_peer,
+        is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
+        last_exception=records[-1].headline if records else ended.death,
+    )
+
+
 def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | None:
     """Return the first rank that did not fail because of another one.
 
@@ -365,8 +356,6 @@ def _first_cause(ranks: Sequence[Record], worker: Worker | None) -> Record | Non
 
 
 def _signal_name(number: int) -> str:
-    try:
-        known = signal.Signals(number)
-    except ValueError:
-        return f"signal {number}"
-    return f"{known.name} ({signal.strsignal(number)})"
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    return f"signal {number}"

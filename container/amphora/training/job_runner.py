@@ -40,25 +40,20 @@ class Limits:
         variables = Variables(environ)
         limits = cls(
             # SageMaker sends SIGKILL 120 s after SIGTERM; some are left for what follows.
-            stop=variables.number("AMPHORA_STOP_SECONDS", 100.0, least=0.001, unit="seconds"),
+            stop=variables.number("AMPHORA_STOP_SECONDS", 100.0, least=0.001),
             # Instances of one job start at different times.
-            host_wait=variables.number(
-                "AMPHORA_HOST_WAIT_SECONDS", 300.0, least=0.001, unit="seconds"
-            ),
+            host_wait=variables.number("AMPHORA_HOST_WAIT_SECONDS", 300.0, least=0.001),
         )
         variables.check()
         return limits
 
 
 def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
-    """Run the job under SAGEMAKER_BASE_DIR to its end.
+    """Run the job under SAGEMAKER_BASE_DIR, or the command that SDK v3's ModelTrainer sent, to its
+    end.
 
-    Args:
-        sdk_command: The command that SDK v3's ModelTrainer sent instead of the entry point.
-
-    Returns:
-        The script's exit code; 128 + n if signal n ended it, 2 if the configuration is wrong, 1 if
-        another host of the job failed.
+    Returns the script's exit code; 128 + n if signal n ended it, 2 if the configuration is wrong, 1
+    if another host of the job failed.
     """
     paths = Paths.from_environment(environ)
     with (
@@ -68,7 +63,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
         scratch = Path(folder)
         try:
             signals.interrupts = True
-            if signals.stopped():  # It has arrived already.
+            if signals.stop is not None:  # It has arrived already.
                 raise process_tree.Interrupted
             for earlier in (paths.failure, paths.success):
                 with suppress(OSError):  # The outcome of an earlier run.
@@ -78,7 +73,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             logs.remember(logs.secret_values(job.hyperparameters))
             limits = Limits.from_environment(environ)
             with cluster.linked(
-                job.hosts, job.current_host, signals.stopped, limits.host_wait
+                job.hosts, job.current_host, lambda: signals.stop is not None, limits.host_wait
             ) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
@@ -115,14 +110,9 @@ def _run(
         argv = ("/bin/sh", "-c", link.await_command()) if plan.lends else plan.argv
         signals.interrupts = False
         ended = process_tree.run(
-            argv,
-            plan.environ,
-            plan.cwd,
-            signals,
-            is_launcher=plan.is_launcher,
-            budget=limits.stop,
-            link=link,
-        )
+            argv, plan.environ, plan.cwd, signals, is_launcher=plan.is_launcher,
+            budget=limits.stop, link=link,
+        )  # fmt: skip
         # A model that was killed half written would be uploaded (recipe.storage.atomic).
         for unfinished in job.paths.model.glob(".arriving-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -158,11 +148,7 @@ def _prepared(
     signals: process_tree.Signals,
     sdk_command: str | None,
 ) -> tuple[launch.Launch, list[str]]:
-    """Find and install the code and make the folders.
-
-    Returns:
-        What to start, and pip's lines about packages that do not fit what it has installed.
-    """
+    """Install the code and make the folders. Return what to start, and pip's lines on conflicts."""
     host, error_dir = devices.detect(environ), scratch / "errors"
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
@@ -198,7 +184,7 @@ def _prepared(
     conflicts = []
     for install in plan.installs:
         with packages.index(environ, plan.cwd, install) as index:
-            log.info("installing %s from %s", install.what, index.shown)
+            log.info("installing %s from %s", install, index.shown)
             ended = process_tree.run(
                 index.argv, index.environ, plan.cwd, signals, budget=limits.stop
             )

@@ -11,7 +11,6 @@ from typing import Any
 from amphora.common.devices import CPU, NEURON, Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
-from amphora.common.packages import Install
 from amphora.common.secret_rules import is_secret_value
 from amphora.contract.job import Job, decode, to_argument
 from amphora.contract.sm_variables import (
@@ -46,8 +45,8 @@ class Launch:
     """The name of what runs, for the log."""
     script: Path | None
     """The user's Python file that runs first, if there is one."""
-    installs: tuple[Install, ...]
-    """The runs of pip before."""
+    installs: tuple[str, ...]
+    """What pip installs before, for `packages.index`."""
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     cwd: Path
@@ -85,17 +84,14 @@ def plan(
         error_dir: The folder for records of the exceptions that end processes.
         environ: The container's environment, which overrides all defaults.
 
-    Raises:
-        ConfigError: A number of processes is wrong, or the distribution cannot run here.
+    Raises ConfigError if a number of processes is wrong, or the distribution cannot run here.
     """
     world = _world(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
     kept = fitting(job, variables)
     dropped = sorted(variables.keys() - kept.keys())
     notes = [f"{name} is left out: Linux allows at most 128 KiB for a variable" for name in dropped]
-    variables = kept | {
-        _mark(name, value): to_argument(value) for name, value in _hidden(job).items()
-    }
+    variables = kept | {_mark(name, value): to_argument(value) for name, value in _hidden(job)}
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     variables |= {
         "PYTHONPATH": ":".join(filter(None, folders)),
@@ -103,10 +99,13 @@ def plan(
         "AMPHORA_SCRIPT_DIR": str(source.root),
         "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }
-    setup = neuron.setup(job, environ, world.processes) if devices.kind == NEURON else None
     complete = {**_defaults(job, devices, world), **environ}
-    complete |= {**(setup.variables if setup else {}), **variables}
-    complete |= devices.variables
+    cache = None
+    if devices.kind == NEURON:
+        chosen, cache, stack_notes = neuron.setup(job, environ, world.processes)
+        complete |= chosen
+        notes = [*stack_notes, *notes]
+    complete |= {**variables, **devices.variables}
     agent_dir = error_dir.parent / "mpi"
     is_mpi = world.launcher == "mpirun"
     lends = is_mpi and job.current_host != world.hosts[0]
@@ -122,17 +121,16 @@ def plan(
         is_launcher=bool(world.launcher),
         lends=lends,
         agent_dir=agent_dir if is_mpi and len(world.hosts) > 1 and not lends else None,
-        cache=setup.cache if setup else None,
+        cache=cache,
         world_size=world.processes * len(world.hosts),
-        notes=(*world.notes, *(setup.notes if setup else ()), *notes),
+        notes=(*world.notes, *notes),
     )
 
 
 def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
     """Decide which processes train together, and what starts them."""
-    processes, why = 1, "there is no accelerator"
-    if devices.accelerators:
-        processes, why = devices.accelerators, "one for each accelerator"
+    processes = devices.accelerators or 1
+    why = "one for each accelerator" if devices.accelerators else "there is no accelerator"
     of_mpi = job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None
     for name, requested in (
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
@@ -194,18 +192,15 @@ def _command(
         # container can resolve its own name, which torchrun tries for five minutes.
         torchrun += ["--nnodes=1", "--standalone", "--local_addr=127.0.0.1"]
     else:
-        torchrun += [
-            f"--nnodes={len(world.hosts)}",
-            f"--node_rank={world.hosts.index(job.current_host)}",
-            f"--master_addr={world.hosts[0]}",
-            f"--master_port={MASTER_PORT}",
-        ]
+        rank = world.hosts.index(job.current_host)
+        torchrun += [f"--nnodes={len(world.hosts)}", f"--node_rank={rank}"]
+        torchrun += [f"--master_addr={world.hosts[0]}", f"--master_port={MASTER_PORT}"]
     return (sys.executable, *torchrun, *source.command)
 
 
 def arguments(job: Job) -> list[str]:
     """Return the hyperparameters as argv, with a placeholder for each secret."""
-    marks = {name: f"{SECRET_PREFIX}{_mark(name, value)}" for name, value in _hidden(job).items()}
+    marks = {name: f"{SECRET_PREFIX}{_mark(name, value)}" for name, value in _hidden(job)}
     return to_arguments({**job.arguments, **marks})
 
 
@@ -215,8 +210,8 @@ def is_secret(name: str, value: Any) -> bool:
     return is_credential or any(secret_values({name: decode(value)}))
 
 
-def _hidden(job: Job) -> dict[str, Any]:
-    return {name: value for name, value in job.arguments.items() if is_secret(name, value)}
+def _hidden(job: Job) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in job.arguments.items() if is_secret(name, value)]
 
 
 def _mark(name: str, value: Any) -> str:

@@ -1,9 +1,8 @@
 """Builds the command of mpirun on the first host.
 
-mpirun starts a daemon (orted) on each other host, usually by ssh. Here the launch agent is a script
-that passes the daemon's command to `cluster`, which sends it to the other host, where `amphora
-train` runs it. So no host runs sshd, and ranks on other hosts are supervised like all processes of
-a job. They inherit the environment of `amphora train` on their own host, SM_CURRENT_HOST among it.
+mpirun starts a daemon (orted) on each other host, usually by ssh. Here its launch agent is a script
+that passes the daemon's command to `cluster`, for `amphora train` of the other host to run. So no
+host runs sshd, and ranks of other hosts are supervised, and have their host's environment.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def mpirun(
         interface: The network interface between the hosts, if it is known.
         folder: The folder of the launch agent (see `create_agent`).
 
-    Raises:
-        ConfigError: There is no mpirun, or the options of the job cannot be read.
+    Raises ConfigError if there is no mpirun, or the options of the job cannot be read.
     """
     if shutil.which("mpirun", path=environ.get("PATH")) is None:
         raise ConfigError(

@@ -1,18 +1,17 @@
 """Chooses the environment variables of a job on Neuron cores, by the stack the image declares.
 
 Two stacks drive Trainium: TorchNeuron ('native'), and the legacy torch-xla with torch-neuronx
-('xla'). Both compile a program for each new shape, which takes minutes, and keep it in a folder.
+('xla'). Both compile a program for each new shape, which takes minutes, and keep it in a folder. On
+XLA, each process takes the core at its LOCAL_RANK in NEURON_RT_VISIBLE_CORES.
 
 Source: "Neuron Persistent Cache", "TorchNeuron environment variables" and the EFA guide of the AWS
-Neuron documentation. On XLA torchrun's processes share NEURON_RT_VISIBLE_CORES: libneuronxla gives
-each process the core at its LOCAL_RANK in the list.
+Neuron documentation.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from amphora.common.errors import ConfigError
@@ -34,23 +33,14 @@ _DEFAULTS: Mapping[str, Mapping[str, str]] = {
 EFA_DEFAULTS: Mapping[str, str] = {"FI_EFA_FORK_SAFE": "1"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Holds how a job's processes find the compiler and its cache."""
+def setup(
+    job: Job, environ: Mapping[str, str], processes: int
+) -> tuple[dict[str, str], Path | None, list[str]]:
+    """Choose the variables for the stack that the image declares.
 
-    variables: Mapping[str, str]
-    """For every process; values of the container's environment are kept, or extended."""
-    cache: Path | None
-    """The folder of compiled programs, if it is on this host."""
-    notes: tuple[str, ...]
-
-
-def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
-    """Read the stack that the image declares, and choose the variables for it.
-
-    Raises:
-        ConfigError: The image declares no stack although the recipe trains, or a variable asks
-            for what the stack does not do.
+    Returns the variables of every process, in which values of the container's environment are kept
+    or extended; the folder of compiled programs, if it is on this host; and notes for the log.
+    Raises ConfigError if the recipe's image declares none, or a variable does not fit the stack.
     """
     if environ.get(PARALLEL_COMPILE) == "1":
         raise ConfigError(
@@ -61,7 +51,7 @@ def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
     stack = environ.get(STACK_VARIABLE, "")
     if not stack and job.entry_point is not None:
         note = f"Neuron stack: {STACK_VARIABLE} is not set, so the script sets up Neuron itself"
-        return Setup(variables={}, cache=None, notes=(note,))
+        return {}, None, [note]
     if stack not in _DEFAULTS:
         raise ConfigError(
             f"This host has Neuron cores, and {STACK_VARIABLE} is {stack!r}.",
@@ -72,10 +62,9 @@ def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
     if stack == NATIVE and cores and processes > 1:
         # TorchNeuron gives each process its own core only if the variable is not set.
         raise ConfigError(
-            f"NEURON_RT_VISIBLE_CORES is {cores!r}, and each of {processes} processes would take"
-            " all of these cores.",
-            f"Give NEURON_RT_NUM_CORES={processes}: each process then takes the core of its number;"
-            " or name one core.",
+            f"NEURON_RT_VISIBLE_CORES is {cores!r}, and {processes} processes would take all of"
+            " these cores each.",
+            f"Give NEURON_RT_NUM_CORES={processes}, one core for each process, or name one core.",
         )
     variables = {name: environ.get(name, value) for name, value in _DEFAULTS[stack].items()}
     variable = _CACHE_VARIABLES[stack]
@@ -91,5 +80,4 @@ def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
         # optimum-neuron's NeuronTrainer looks here only, and fails at the end of a training if it
         # finds no cache to upload.
         variables[_FLAGS] = f"{flags} --cache_dir={cache}"
-    notes = (f"Neuron stack: {stack}", f"compiled programs are kept in {location}")
-    return Setup(variables=variables, cache=cache, notes=notes)
+    return variables, cache, [f"Neuron stack: {stack}", f"compiled programs are kept in {location}"]

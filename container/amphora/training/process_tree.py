@@ -1,8 +1,7 @@
 """Runs the script's process tree: starts it, relays its output, stops it and reaps it.
 
-Orphans of the script become children of this process, whether or not it is PID 1. A stop (SIGTERM,
-SIGINT) is forwarded to the script's processes, which then have a budget of seconds to save their
-state. Processes that remain after the budget, or after the script has ended, are killed.
+A stop (SIGTERM, SIGINT) is forwarded to the script's processes, which then have a budget of seconds
+to save their state. Processes that remain after that, or after the script, are killed.
 """
 
 from __future__ import annotations
@@ -59,23 +58,14 @@ class Signals:
         self.interrupts = False
         """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
 
-    def stopped(self) -> bool:
-        return self.stop is not None
-
     def fileno(self) -> int:
         return self._reader.fileno()
 
     def drain(self) -> None:
         """Discard the wake-ups so far."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             while self._reader.recv(4096):
                 pass
-        except BlockingIOError:
-            pass
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
 
     @classmethod
     @contextlib.contextmanager
@@ -97,7 +87,8 @@ class Signals:
             signal.set_wakeup_fd(wakeup)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            signals.close()
+            signals._reader.close()
+            signals._writer.close()
 
 
 @dataclass
@@ -135,19 +126,14 @@ class _Relay:
         return len(self.pending) - unfinished(self.pending.decode("latin-1"))
 
     def _pass_on(self, end: int) -> None:
-        text = self.pending[:end].decode("utf-8", "replace")
+        text = mask(self.pending[:end].decode("utf-8", "replace"))
         self.pending = self.pending[end:]
-        if not text:
-            return
-        text = mask(text)
-        self.tail.extend(line for line in text.splitlines() if line)
-        if not self.death:
-            self.death = next((line for line in text.splitlines() if re.match(DEATH, line)), "")
-        try:
+        lines = text.splitlines()
+        self.tail.extend(filter(None, lines))
+        self.death = self.death or next((line for line in lines if re.match(DEATH, line)), "")
+        with contextlib.suppress(OSError):  # If nobody reads the output, the job continues.
             self.sink.write(text.encode("utf-8"))
             self.sink.flush()
-        except OSError:
-            pass  # Nobody reads the output any more; the job continues.
 
 
 def run(
@@ -168,8 +154,7 @@ def run(
         budget: Seconds that the tree may take to end after a stop.
         link: Readable once the job ends on all hosts; then the tree has 10 s.
 
-    Raises:
-        CodeError: The program cannot be started.
+    Raises CodeError if the program cannot be started.
     """
     interrupts, signals.interrupts = signals.interrupts, False
     if signals.stop is not None:
@@ -179,7 +164,18 @@ def run(
     if os.getpid() != 1 and prctl is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     oom_before = _oom_kills()
-    child = _started(argv, environ, cwd)
+    try:
+        child = subprocess.Popen(
+            argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        remedy = "Check the script's first line (#!) and that the program is in this image."
+        if error.errno == errno.E2BIG:
+            largest = max(range(1, len(argv)), key=lambda index: len(argv[index]))
+            size = f"the largest, {len(argv[largest]):,} characters, is that of {argv[largest - 1]}"
+            remedy = f"Put large values into a file of a channel: {size}."
+        raise CodeError(f"{argv[0]} cannot be started: {error}.", remedy) from error
     assert child.stdout is not None and child.stderr is not None
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
     tree = _Tree(child.pid, is_launcher)
@@ -204,40 +200,10 @@ def run(
     )
 
 
-def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            argv,
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        if error.errno == errno.E2BIG:
-            largest = max(range(1, len(argv)), key=lambda index: len(argv[index]))
-            raise CodeError(
-                f"The script cannot be started: its arguments and variables are larger than Linux"
-                f" allows; the largest, {len(argv[largest]):,} characters, is that of"
-                f" {argv[largest - 1]}.",
-                "Put large values into a file of a channel, and pass the file's name.",
-            ) from error
-        raise CodeError(
-            f"{argv[0]} cannot be started: {error}.",
-            "Check the script's first line (#!) and that the program is in this image.",
-        ) from error
-
-
 def _watch(
     tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Link | None
 ) -> bool:
-    """Wait until the tree has ended and its output has arrived.
-
-    Returns:
-        Whether the budget ran out.
-    """
+    """Wait for the end of the tree and its output. Return whether the budget ran out."""
     deadline = ended_at = stopping = None
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -291,15 +257,10 @@ class _Tree:
 
     def reap(self) -> None:
         """Reap every process that has ended, orphans included."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self.root:
-                self.status = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.root:
+                    self.status = os.waitstatus_to_exitcode(ended[1])
 
     def members(self) -> list[int]:
         """Return the ids of the live processes, orphans included."""
@@ -315,9 +276,8 @@ class _Tree:
     def send(self, number: int) -> None:
         """Send a signal to the script's processes, once to each.
 
-        A launcher with workers is left out, because torchrun would give them only 30 s. Helpers of
-        a Python process (data loader workers) are left out, because it needs them to finish its
-        step. Processes that remain after the script has ended receive the signal as well.
+        While the script runs, launchers with workers are left out, since torchrun would give them
+        30 s only, and helpers of a Python process (data loaders), which it needs for its step.
         """
         processes = _processes()
         parents = {parent for parent, _ in processes.values()}
@@ -337,7 +297,6 @@ class _Tree:
                 _signal(pid, number)
 
     def kill(self) -> None:
-        """Kill what remains."""
         for _ in range(10):
             members = self.members()
             if not members:
@@ -365,10 +324,9 @@ def _processes() -> dict[int, tuple[int, bool]]:
 
 def _command(pid: int) -> list[str]:
     """Return the argv of a process, or an empty list if it has ended."""
-    try:
+    with contextlib.suppress(OSError):
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
-    except OSError:
-        return []
+    return []
 
 
 def _signal(pid: int, number: int) -> None:
@@ -377,8 +335,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _oom_kills() -> int:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         events = dict(line.split() for line in _OOM_EVENTS.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(events.get("oom_kill", 0))
+        return int(events.get("oom_kill", 0))
+    return 0

@@ -16,15 +16,10 @@ def quantize(model: Path, data: Path, settings: Sequence[str], environ: Mapping[
     """Evaluate a model in float and in int8, and write its folder `int8` if that is good enough.
 
     Args:
-        model: Its folder.
         data: A file or folder of the rows that both are evaluated on.
         settings: More hyperparameters, as NAME=VALUE.
 
-    Returns:
-        The recipe's exit code.
-
-    Raises:
-        AmphoraError: An argument is invalid, or the image has no recipe.
+    Returns the recipe's exit code. Raises AmphoraError if an argument is invalid.
     """
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise ConfigError(f"{wrong[0]!r} is not NAME=VALUE.", "Write for example max_flips=0.02.")

@@ -1,14 +1,12 @@
 """Runs jobs of SDK v3's ModelTrainer with SourceCode, in place of the SDK's driver scripts.
 
-The SDK replaces the image's entry point with a bash command that runs a generated script,
-sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash passes the command to
-`amphora train` (hook/bash_env.sh). The script fails on a `'` in a value and on a `-` in a channel's
-name, and does not forward signals. Its steps are therefore read and performed here. A script with
-an unknown line runs unchanged, under the same supervision.
+The SDK's entry point is a bash command, which bash passes to `amphora train` (hook/bash_env.sh). It
+runs a generated script, sm_drivers/sm_train.sh, which fails on a `'` in a value and on a `-` in a
+channel's name, and does not forward signals. So its steps are read and performed here. A script
+with an unknown line runs unchanged, under the same supervision.
 
-Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares, and
-lists what a script sees differently. The scripts of its 1.0.0 and of `sagemaker.modules` in
-sagemaker 2.257.7 are supported as well.
+Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares; also
+the scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import Any
 from amphora.common.archives import unpack
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
-from amphora.common.packages import Install
 from amphora.contract.job import GROUPS_KEY, Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, fitting
 from amphora.training import launch, mpi
@@ -100,17 +97,28 @@ def start(
         error_dir: The folder for records of the exceptions that end processes.
         sent: The bash command that the SDK sent.
 
-    Raises:
-        ConfigError: The channel sm_drivers is not one of the SDK.
-        CodeError: The code or its entry script is missing, or cannot be unpacked.
+    Raises ConfigError if the channel sm_drivers is not the SDK's, CodeError if the code is wrong.
     """
     request = read(job.paths, sent)
     root = job.paths.data / "code" if "code" in request.steps else Path.cwd()
     if "archive" in request.steps and not request.unknown:
         archive = root / request.steps["archive"]
         unpack(archive, root, str(archive))
-    program, what = _program(request, root, job.paths)
-    plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
+    if request.runs_entry_script:
+        name = request.entry_script
+        if not (root / name).is_file():
+            raise CodeError(
+                f"SourceCode.entry_script is {name!r}, but {root / name} does not exist"
+                f" (existing files: {listed(root)}).",
+                "Give its path within SourceCode.source_dir.",
+            )
+        kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
+        source, what = Source(root=root, kind=kind, name=name), str(root / name)
+    else:
+        script = str(job.paths.data / "sm_drivers" / "sm_train.sh")
+        source = Source(root=root, kind=ProgramKind.COMMAND, name=script)
+        what = script if request.unknown else request.steps.get("command") or request.driver
+    plan = launch.plan(_adapted(job, request, root), devices, source, error_dir, environ)
     variables = fitting(job, variables_of(job, request, environ, plan.environ))
     argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
@@ -134,16 +142,12 @@ def start(
     is_missing = "if_there" in request.steps and not (root / named).is_file()
     # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
     # installer writes CodeArtifact's token into argv and into pip's file.
-    installs = (Install(requirements=named),) if named and not is_missing else ()
+    installs = (named,) if named and not is_missing else ()
+    environ = {**plan.environ, **variables}
     return replace(
-        plan,
-        what=what,
-        installs=installs,
-        argv=argv,
-        environ={**plan.environ, **variables},
-        is_launcher=is_launcher,
+        plan, what=what, installs=installs, argv=argv, environ=environ, is_launcher=is_launcher,
         notes=notes,
-    )
+    )  # fmt: skip
 
 
 def read(paths: Paths, sent: str) -> Request:
@@ -211,11 +215,7 @@ def arguments_of(job: Job) -> dict[str, str]:
 def variables_of(
     job: Job, request: Request, environ: Mapping[str, str], planned: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the SM_* variables in which the driver differs from sagemaker-training.
-
-    Args:
-        planned: The environment with the variables of sagemaker-training.
-    """
+    """Return the SM_* variables in which the driver differs from sagemaker-training (`planned`)."""
     data = job.paths.data
     hps = {**job.hyperparameters, **job.sagemaker}
     arguments = [word for pair in arguments_of(job).items() for word in pair]
@@ -238,30 +238,9 @@ def variables_of(
     if request.distributed:
         values["distributed_driver_dir"] = str(data / "sm_drivers" / "distributed_drivers")
         values["distributed_config"] = dict(request.distributed)
+    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
     hyperparameters = {**job.arguments, **job.sagemaker}
-    return {
-        **{f"SM_{name.upper()}": _text(value) for name, value in values.items()},
-        **{_hp(name): _text(value) for name, value in hyperparameters.items()},
-    }
-
-
-def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
-    """Return what `launch` starts, and its name for the log."""
-    if not request.runs_entry_script:
-        script = str(paths.data / "sm_drivers" / "sm_train.sh")
-        what = request.steps.get("command") or request.driver
-        return Source(root=root, kind=ProgramKind.COMMAND, name=script), (
-            script if request.unknown else what
-        )
-    name = request.entry_script
-    if not (root / name).is_file():
-        raise CodeError(
-            f"SourceCode.entry_script is {name!r}, but {root / name} does not exist"
-            f" (existing files: {listed(root)}).",
-            "Give its path within SourceCode.source_dir.",
-        )
-    kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
-    return Source(root=root, kind=kind, name=name), str(root / name)
+    return variables | {_hp(name): _text(value) for name, value in hyperparameters.items()}
 
 
 def _adapted(job: Job, request: Request, root: Path) -> Job:

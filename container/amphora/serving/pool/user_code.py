@@ -18,7 +18,6 @@ from amphora.serving.settings import ServerSettings
 
 _USED = ("transformers", "sentence-transformers", "tokenizers", "peft", "numpy")
 LOG = logging.getLogger("amphora.pool")
-REQUIREMENTS = "requirements.txt"
 
 
 def _versions() -> dict[str, str]:
@@ -43,7 +42,25 @@ class UserCode:
         """Return the folder of the user's code, ready to import. Raises CodeError, ConfigError."""
         settings = self._settings
         code = handler_files.inner_folder(settings.code_dir, settings.program)
-        if settings.submitted and not self._is_superfluous(settings.submitted):
+        # SDKs set SAGEMAKER_SUBMIT_DIRECTORY to the prefix of a multi-model endpoint's models, and
+        # to the model archive, which SageMaker has unpacked.
+        name = urlsplit(settings.submitted).path.rpartition("/")[2]
+        is_prefix = settings.submitted.startswith("s3://") and "." not in name
+        has_code = handler_files.has_handlers(settings.code_dir, settings.program)
+        is_model = name == "model.tar.gz" or settings.is_multi_model
+        if is_prefix and settings.program and not has_code and not settings.is_multi_model:
+            raise CodeError(
+                f"SAGEMAKER_SUBMIT_DIRECTORY is {settings.submitted!r}, a prefix instead of an"
+                f" archive, and {settings.code_dir} does not have SAGEMAKER_PROGRAM"
+                f" {settings.program!r}.",
+                "Name a .tar.gz, or put the code in the folder code/ of the model archive.",
+            )
+        if is_prefix or (settings.submitted and has_code and is_model):
+            LOG.info(
+                "SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.",
+                settings.submitted,
+            )
+        elif settings.submitted:
             self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
             archive = Path(settings.submitted.removeprefix("file://"))
             if settings.submitted.startswith("s3://"):
@@ -53,7 +70,7 @@ class UserCode:
             folder.mkdir()
             archives.unpack(archive, folder, settings.submitted)
             code = handler_files.inner_folder(folder, settings.program)
-        root = settings.model_dir / REQUIREMENTS
+        root = settings.model_dir / packages.REQUIREMENTS
         if code != settings.model_dir and root.is_file():
             LOG.warning("%s is not installed: only that of the handlers' folder is.", root)
         self.install(code)
@@ -61,25 +78,22 @@ class UserCode:
 
     def install(self, code: Path) -> None:
         """Install the requirements of a folder, if it has any. Raises CodeError, ConfigError."""
-        install, requirements = packages.Install(requirements=REQUIREMENTS), code / REQUIREMENTS
+        requirements = code / packages.REQUIREMENTS
         if not requirements.is_file():
             return
         before = _versions()
-        with packages.index(self._environ, code, install) as index:
+        with packages.index(self._environ, code, packages.REQUIREMENTS) as index:
             LOG.info("Installing %s from %s.", requirements, index.shown)
             self._pip = subprocess.Popen(
-                index.argv,
-                cwd=code,
-                env=dict(index.environ),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
+                index.argv, cwd=code, env=dict(index.environ), stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
             output, _ = self._pip.communicate()
             exit_code = self._pip.returncode
             if exit_code != 0:
-                raise packages.failed(install, code, exit_code, output.splitlines(), index)
+                raise packages.failed(
+                    packages.REQUIREMENTS, code, exit_code, output.splitlines(), index
+                )
         after = _versions()
         replaced = {name: after.get(name, "") for name in before if after.get(name) != before[name]}
         if not replaced:
@@ -93,30 +107,6 @@ class UserCode:
                 f"{requirements} replaced {what}, and the image is for transformers {major}.",
                 f"Leave transformers out, or {transformers4.IMAGE}.",
             )
-
-    def _is_superfluous(self, path: str) -> bool:
-        """Return whether SAGEMAKER_SUBMIT_DIRECTORY names nothing new.
-
-        SDKs set it to the prefix of a multi-model endpoint's models, and to the model archive,
-        which SageMaker has unpacked.
-
-        Raises CodeError if it is a prefix and the code is nowhere.
-        """
-        settings = self._settings
-        has_code = handler_files.has_handlers(settings.code_dir, settings.program)
-        name = urlsplit(path).path.rpartition("/")[2]
-        is_prefix = path.startswith("s3://") and "." not in name
-        if is_prefix and settings.program and not has_code and not settings.is_multi_model:
-            raise CodeError(
-                f"SAGEMAKER_SUBMIT_DIRECTORY is {path!r}, a prefix instead of an archive, and"
-                f" {settings.code_dir} does not have SAGEMAKER_PROGRAM {settings.program!r}.",
-                "Name a .tar.gz, or put the code in the folder code/ of the model archive.",
-            )
-        is_model = name == "model.tar.gz" or settings.is_multi_model
-        superfluous = is_prefix or (has_code and is_model)
-        if superfluous:
-            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.", path)
-        return superfluous
 
     def cancel(self) -> None:
         """End a running pip, and remove fetched code."""
