@@ -71,7 +71,6 @@ class AccessLog:
         self._by_status: dict[int, Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI specifies."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

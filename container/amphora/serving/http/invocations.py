@@ -21,7 +21,7 @@ from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, routes
-from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.settings import MIB, ServerSettings
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class Invocations:
 
     @property
     def exception_handlers(self) -> dict[Any, ExceptionHandler]:
-        """Return the exception handlers for Starlette."""
         return {
             Fault: self.answer_fault,
             HTTPException: self.answer_http_error,
@@ -77,9 +76,9 @@ class Invocations:
         """Answer a request, whose body may be read already, by the model of a pool."""
         if body is None:
             body = await self.body(request)
-        # The route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
-        # forwards no other header for it. To the handlers of a model that answers none of other
-        # servers' routes, the attribute may mean something else.
+        # A custom attribute `route` names the route, as in AWS's vLLM image: SageMaker forwards no
+        # other header for it. If the model answers no other servers' routes, its handlers may use
+        # the attribute for something else.
         answered = pool.description.get("routes", ())
         pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
         named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
@@ -119,8 +118,8 @@ class Invocations:
     async def order(self, request: Request, name_key: str, folder_key: str) -> tuple[str, str]:
         """Return the name and the folder in a request that loads a model or an adapter.
 
-        Raises Fault: as `check_origin` and `body`; 400 for a wrong body; 415 if it is not declared
-        as JSON, which a web page cannot do without asking first.
+        Raises Fault: as `check_origin` and `body`; 400 for a wrong body; 415 if it is not JSON by
+        its type, which a page of another site cannot send without asking first.
         """
         check_origin(request)
         kind = media_types.media_type(request.headers.get("content-type", ""))
@@ -136,16 +135,12 @@ class Invocations:
             is_order = False
         if not is_order:
             example = {name_key: "a name", folder_key: "/path/to/its/folder"}
-            raise Fault(400, "bad_request", f"Send {json.dumps(example)}.")
+            raise bad_request(f"Send {json.dumps(example)}.")
         # SageMaker names models by keys on S3, which have 1024 characters at most.
         for key, text, longest in ((name_key, name, 1024), (folder_key, folder, 4096)):
             if len(text) > longest or not text.isprintable():
-                raise Fault(
-                    400,
-                    "bad_request",
-                    f"{key} is {text[:80]!r}, of {len(text)} characters."
-                    f" Give 1 to {longest} printable ones.",
-                )
+                count = f"of {len(text)} characters. Give 1 to {longest} printable ones."
+                raise bad_request(f"{key} is {text[:80]!r}, {count}")
         return name, folder
 
     async def body(self, request: Request) -> bytes:
@@ -168,14 +163,13 @@ class Invocations:
         size = 0
         async for part in request.stream():
             size += len(part)
-            if size <= limit:
-                parts.append(part)
-            else:
+            parts.append(part)
+            if size > limit:
                 # Many clients read no answer before they have sent the whole body, so that the rest
                 # is read too, up to a limit, and dropped.
                 parts.clear()
-                if size > 4 * limit + MIB:
-                    break
+            if size > 4 * limit + MIB:
+                break
         if size > limit:
             raise _too_large(limit)
         return b"".join(parts)
@@ -240,9 +234,7 @@ class Invocations:
         if isinstance(error, sessions.SessionGone):
             safe = (sign for sign in error.session if sign.isascii() and sign.isprintable())
             headers[sessions.CLOSED_HEADER] = "".join(safe)[:256]
-        return self._error(
-            request, error.status, error.code, str(error), headers, param=error.param
-        )
+        return self._error(request, error.status, error.code, str(error), headers, error.param)
 
     async def answer_http_error(self, request: Request, error: Exception) -> Response:
         """Answer a request for an unknown route, or with a method that its route does not take."""
@@ -282,21 +274,17 @@ class Invocations:
         code: str,
         message: str,
         headers: dict[str, str],
-        *,
         param: str | None = None,
     ) -> Response:
-        path = route_of(request)
-        body = error_body(code, message, request_id(request), status, path, param=param)
-        headers = {**headers, "content-type": media_types.JSON, "x-request-id": request_id(request)}
+        identifier = request_id(request)
+        body = error_body(code, message, identifier, status, route_of(request), param)
+        headers = {**headers, "content-type": media_types.JSON, "x-request-id": identifier}
         return Response(body, status, {**headers, **self._closing()})
 
 
 def _too_large(limit: int) -> Fault:
-    return Fault(
-        413,
-        "payload_too_large",
-        f"The body is larger than {limit} bytes; SAGEMAKER_MAX_PAYLOAD_IN_MB sets the limit.",
-    )
+    message = f"The body is larger than {limit} bytes; SAGEMAKER_MAX_PAYLOAD_IN_MB sets the limit."
+    return Fault(413, "payload_too_large", message)
 
 
 def route_of(connection: HTTPConnection) -> str:
@@ -317,7 +305,7 @@ def _absent(path: str, answered: Sequence[str]) -> Fault:
 def check_route(path: str, pool: Backend) -> None:
     """Raise Fault (404) if a model is loaded and does not answer a client's route."""
     answered = pool.description.get("routes", [])
-    if pool.is_ready and path in routes.CLIENTS and path not in answered:
+    if pool.living and path in routes.CLIENTS and path not in answered:
         raise _absent(path, answered)
 
 
@@ -327,10 +315,9 @@ def error_body(
     identifier: str,
     status: int = 500,
     path: str = "/invocations",
-    *,
     param: str | None = None,
 ) -> bytes:
-    """Return an error as JSON; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
+    """Return an error as JSON, in the form of the API that the route belongs to."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
     if path.startswith(("/v1/", "/v2/")):
@@ -340,9 +327,8 @@ def error_body(
         other = "Validation" if status < 500 else "Backend"
         document = {"error": message, "error_type": _TEI_ERRORS.get(status, other), **error}
     elif path in routes.TGI:
-        other = "validation" if status < 500 else "generation"
-        kind = _TEI_ERRORS.get(status, other).lower()
-        document = {"error": message, "error_type": kind, **error}
+        other = _TEI_ERRORS.get(status, "validation" if status < 500 else "generation")
+        document = {"error": message, "error_type": other.lower(), **error}
     return json.dumps(document, ensure_ascii=False).encode()
 
 

@@ -1,7 +1,6 @@
 """The multi-model API: loads and unloads models while the server runs, each in its own workers.
 
-SageMaker decides which models are loaded: it unloads them by DELETE. A model that does not fit is
-refused with 507; SageMaker then unloads others and tries again.
+A model that does not fit is refused with 507; SageMaker then unloads others and tries again.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from amphora.serving import handler_files
 from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
-from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.settings import MIB, ServerSettings
 from amphora.serving.telemetry import Metrics
 
 LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
-_PAGE = 100
-_MOST_DIGITS = 9
 # The memory of a process with its libraries, and of weights relative to the size of their files.
 _PROCESS_BYTES = 400 * MIB
 _WEIGHTS_SHARE = 1.2
@@ -38,8 +35,6 @@ _WEIGHTS_SHARE = 1.2
 
 @dataclass
 class LoadedModel:
-    """A loaded model and its pool of workers."""
-
     name: str
     url: str
     pool: Pool
@@ -64,11 +59,7 @@ class MultiModel:
 
     @property
     def routes(self) -> list[Route]:
-        """Return the routes for Starlette."""
-        # Clients that cannot name the model in the path name it in the header.
-        unnamed = ("/invocations", "/invocations/", "/")
         return [
-            *(Route(path, self.invoke_named, methods=["POST"]) for path in unnamed),
             Route("/models", self.list_models, methods=["GET"]),
             Route("/models", self.load, methods=["POST"]),
             Route("/models/{name:path}/invoke", self.invoke, methods=["POST"]),
@@ -100,18 +91,16 @@ class MultiModel:
         if not self._models:
             raise Fault(503, "not_ready", "No model is loaded.")
         if len(self._models) > 1:
-            raise Fault(
-                400,
-                "bad_request",
+            raise bad_request(
                 "Several models are loaded. Name one in the header X-Amzn-SageMaker-Target-Model"
-                f" (OpenAI's API: in the body's `model`): {', '.join(self.names)}.",
+                f" (OpenAI's API: in the body's `model`): {', '.join(self.names)}."
             )
         return next(iter(self._models.values()))
 
     async def list_models(self, request: Request) -> Response:
         """List the loaded models, in pages (`limit`, `next_page_token`)."""
         first = _number(request, "next_page_token", 0)
-        size = max(1, _number(request, "limit", _PAGE))
+        size = max(1, _number(request, "limit", 100))
         page = [self._models[name].entry for name in self.names[first : first + size]]
         answer: dict[str, Any] = {"models": page}
         if first + size < len(self._models):
@@ -137,11 +126,6 @@ class MultiModel:
         model = self.find(request.path_params["name"])
         return await self._invocations.invoke(request, model.pool)
 
-    async def invoke_named(self, request: Request) -> Response:
-        """Answer a request by the model of the header, or by the only one."""
-        model = self.select(request.headers.get(TARGET_MODEL, ""))
-        return await self._invocations.invoke(request, model.pool)
-
     async def load(self, request: Request) -> Response:
         """Load a model (`model_name`, `url`)."""
         name, folder = await self._invocations.order(request, "model_name", "url")
@@ -152,10 +136,8 @@ class MultiModel:
             settings = await self._settings(name, Path(folder))
             pool = Pool(settings, self._environ, self._metrics)
             pool.start()
-            loaded = asyncio.create_task(pool.loaded.wait())
-            ends: list[asyncio.Future[Any]] = [loaded, pool.failed]
+            ends: list[asyncio.Future[Any]] = [pool.loaded, pool.failed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            loaded.cancel()
             if pool.failed.done():
                 await pool.close()
                 error = pool.failed.result()
@@ -188,12 +170,8 @@ class MultiModel:
         processes = 1 if settings.device_kind == CPU else settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
         if needed > (free := free_memory()):
-            raise Fault(
-                507,
-                "out_of_memory",
-                f"Model {name!r} needs about {needed // MIB} MiB of memory,"
-                f" and {free // MIB} MiB are free.",
-            )
+            sizes = f"about {needed // MIB} MiB of memory, and {free // MIB} MiB are free"
+            raise Fault(507, "out_of_memory", f"Model {name!r} needs {sizes}.")
         program = settings.program
         if not (
             program is None
@@ -209,12 +187,10 @@ class MultiModel:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    value = request.query_params.get(name, "")
-    if value and (not value.isdecimal() or len(value) > _MOST_DIGITS):
-        raise Fault(
-            400, "bad_request", f"{name} is {value[:80]!r}, not 1 to {_MOST_DIGITS} digits."
-        )
-    return int(value) if value else default
+    value = request.query_params.get(name) or str(default)
+    if not value.isdecimal() or len(value) > 9:
+        raise bad_request(f"{name} is {value[:80]!r}, not 1 to 9 digits.")
+    return int(value)
 
 
 # The files with a container's memory limit and use, and the entry of the page cache, which counts

@@ -1,9 +1,8 @@
-"""The WebSocket `/invocations-bidirectional-stream`: each message is an invocation. At a route of a
-client's API each message is a body of that route.
+"""The WebSocket `/invocations-bidirectional-stream`: each message is an invocation; at a route of a
+client's API, a body of that route.
 
-An answer is one message, or one for each chunk of a stream. An error is a message with the same
-JSON as over HTTP, and the connection stays open. Session, content type and accept come from the
-headers of the handshake. If the client leaves, its work ends.
+An answer is one message, or one for each chunk of a stream. An error has the same JSON as over
+HTTP, and the connection stays open. Headers are those of the handshake.
 """
 
 from __future__ import annotations

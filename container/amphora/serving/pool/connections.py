@@ -95,7 +95,6 @@ class WorkerConnection:
     watchdog: asyncio.TimerHandle | None = None
 
     def send(self, batch: list[Call]) -> None:
-        """Send it a batch to answer."""
         self.sent_size = len(batch) if self.idle else 0
         self.sent_at = time.monotonic()
         if self.idle:
@@ -107,14 +106,10 @@ class WorkerConnection:
             call.batch = self.batch
             self.calls[call.id] = call
             entry = Entry(
-                id=call.id,
-                size=len(call.body),
-                content_type=call.content_type,
-                accept=call.accept,
-                headers=call.headers,
-                path=call.path,
+                id=call.id, size=len(call.body), content_type=call.content_type,
+                accept=call.accept, headers=call.headers, path=call.path,
                 session=call.session.id if call.session else "",
-            )
+            )  # fmt: skip
             items.append(entry)
         message = Batch(batch=self.batch, items=items)
         self.writer.write(messages.pack(message, b"".join(call.body for call in batch)))
@@ -123,7 +118,7 @@ class WorkerConnection:
         self.writer.write(messages.pack(notice))
 
     def has_room(self, requests: int, size: int) -> bool:
-        """Return whether it has fewer requests than that, of fewer bytes in their bodies."""
+        """Return whether it holds fewer requests and body bytes than that, and no retried one."""
         held = sum(len(call.body) for call in self.calls.values())
         has_suspect = any(call.retried for call in self.calls.values())
         return len(self.calls) < requests and held < size and not has_suspect
@@ -132,10 +127,8 @@ class WorkerConnection:
         """Kill the worker unless a frame arrives within the time-out; call it for each frame."""
 
         def end_hanging() -> None:
-            seconds = self.timeout
-            LOG.error(
-                "Model worker %d has not answered for %g s; it is replaced.", self.pid, seconds
-            )
+            text = "Model worker %d has not answered for %g s; it is replaced."
+            LOG.error(text, self.pid, self.timeout)
             self.kill()
 
         self.unwatch()

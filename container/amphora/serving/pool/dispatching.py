@@ -11,6 +11,7 @@ import time
 from collections import deque
 
 from amphora.serving.pool.connections import Call, WorkerConnection
+from amphora.serving.pool.sessions import SessionGone
 from amphora.serving.protocol import batching
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import State
@@ -40,11 +41,11 @@ class Dispatcher:
 
     @property
     def queues(self) -> list[deque[Call]]:
-        """Return the queue of all workers, and those of sessions, which wait for their worker."""
+        """Return the shared queue, and each worker's queue of requests of its sessions."""
         return [self.queue, *(connection.bound for connection in self.connections.values())]
 
     def dispatch(self) -> None:
-        """Send waiting requests to idle workers, or set an alarm if it pays to wait for more."""
+        """Send waiting requests to workers, or set an alarm if it pays to wait for more."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -55,41 +56,30 @@ class Dispatcher:
         if not self.queue:
             return
         idle = [connection for connection in self.connections.values() if connection.idle]
-        if not idle:
-            self._share_busy_workers()
+        if idle:
+            seconds = self._delay.wait(len(self.queue), self.queue[0].arrived, time.monotonic())
+            if seconds > 0:
+                self._wake(seconds)
+                return
+            for index, connection in enumerate(idle):
+                fair_share = -(-len(self.queue) // (len(idle) - index))
+                most = min(self._settings.batch_size, fair_share) if self.merges else 1
+                batch: list[Call] = []
+                while len(batch) < most and (call := _next_waiting(self.queue)):
+                    batch.append(call)
+                    # A request whose worker died comes first in the queue, and is predicted alone.
+                    if call.retried:
+                        break
+                if batch:
+                    self._send(connection, batch)
             return
-        seconds = self._delay.wait(len(self.queue), self.queue[0].arrived, time.monotonic())
-        if seconds > 0:
-            self._wake(seconds)
-            return
-        for index, connection in enumerate(idle):
-            fair_share = -(-len(self.queue) // (len(idle) - index))
-            most = min(self._settings.batch_size, fair_share) if self.merges else 1
-            batch: list[Call] = []
-            while len(batch) < most and (call := _next_waiting(self.queue)):
-                batch.append(call)
-                # A request whose worker died comes first in the queue, and is predicted alone.
-                if call.retried:
-                    break
-            if batch:
-                self._send(connection, batch)
-
-    def _wake(self, seconds: float) -> None:
-        """Dispatch again after this time, if nothing else does before."""
-        self._alarm = asyncio.get_running_loop().call_later(seconds, self.dispatch)
-
-    def _share_busy_workers(self) -> None:
-        """Send waiting requests to workers that take turns and have been busy for long."""
+        # Workers that take turns and have been busy for long get more.
         now = time.monotonic()
         takers = [worker for worker in self.connections.values() if worker.takes_turns]
-        ages = [now - worker.busy_since for worker in takers]
-        if younger := [age for age in ages if age < _LONG_WORK_SECONDS]:
+        ages = {worker.index: now - worker.busy_since for worker in takers}
+        if younger := [age for age in ages.values() if age < _LONG_WORK_SECONDS]:
             self._wake(_LONG_WORK_SECONDS - max(younger))
-        room = [
-            worker
-            for worker, age in zip(takers, ages, strict=True)
-            if worker.is_open and age >= _LONG_WORK_SECONDS
-        ]
+        room = [w for w in takers if w.is_open and ages[w.index] >= _LONG_WORK_SECONDS]
         # Usually no worker has room; the queue may be long.
         if not room:
             return
@@ -104,12 +94,32 @@ class Dispatcher:
             self.queue.remove(call)
             self._send(min(room, key=_load), [call])
 
+    def _wake(self, seconds: float) -> None:
+        """Dispatch again after this time, if nothing else does before."""
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self.dispatch)
+
     def _send(self, connection: WorkerConnection, batch: list[Call]) -> None:
         connection.send(batch)
         connection.expect()
         self._metrics.batch_size.observe(len(batch))
         for call in batch:
             self._metrics.queued_seconds.observe(connection.sent_at - call.arrived)
+
+    def requeue(self, connection: WorkerConnection) -> None:
+        """Queue the calls of a worker that has ended again, or fail them."""
+        begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
+        # A request that was at work alone is taken for the cause of the worker's death.
+        may_repeat = self.merges and len(begun) > 1
+        for call in (*reversed(connection.calls.values()), *connection.bound):
+            if call.session is not None:
+                call.fail(SessionGone(call.session.id))
+            elif call not in begun or (may_repeat and not call.retried and not call.reply.done()):
+                call.retried = call.retried or call in begun
+                self.queue.appendleft(call)
+            else:
+                fault = Fault(500, "worker_died", "The model's process died during this request.")
+                call.fail(fault)
+        self.dispatch()
 
     def note(self, connection: WorkerConnection, report: State) -> None:
         """Apply a worker's report of its state."""

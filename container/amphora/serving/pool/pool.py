@@ -14,19 +14,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
-from amphora.serving.pool.sessions import HEADER, SessionGone, Sessions
+from amphora.serving.pool.sessions import HEADER, Sessions
 from amphora.serving.pool.spawner import ModelError, Spawner
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import Answer, Chunk, Error
 from amphora.serving.settings import ServerSettings
 from amphora.serving.telemetry import Metrics
 
 LOG = logging.getLogger("amphora.pool")
 # Without a living worker, failed starts in a row for each worker after which the container ends.
 _GIVE_UP_AFTER = 5
-_LONGEST_PAUSE = 10.0
 # After this many chunks that its client has read, a worker may send as many more.
 _CREDIT = messages.CHUNKS_AHEAD // 4
 # The pause before a worker is replaced that died soon after its start.
@@ -48,29 +49,25 @@ class Pool:
         self._keepers: list[asyncio.Task[None]] = []
         self._failures = 0
         self._closing = False
-        self._loaded: messages.Loaded | None = None
-        self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[AmphoraError] = loop.create_future()
         """Done when the pool has given up; its result is the reason."""
-        self.loaded = asyncio.Event()
-        """Set when the first worker is ready."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether at least one worker has loaded the model and warmed up."""
-        return bool(self._dispatcher.connections)
+        self.loaded: asyncio.Future[messages.Loaded] = loop.create_future()
+        """Done when the first worker is ready."""
 
     @property
     def merges(self) -> bool:
-        return self._loaded is not None and self._loaded.batches
+        return self._dispatcher.merges
 
     @property
     def living(self) -> int:
+        """Return the number of workers that have loaded the model and warmed up."""
         return len(self._dispatcher.connections)
 
     @property
     def description(self) -> Mapping[str, Any]:
         """Return the handlers' description of the model; empty before it is loaded."""
-        return self._loaded.description if self._loaded is not None else {}
+        return self.loaded.result().description if self.loaded.done() else {}
 
     @property
     def waiting(self) -> list[Call]:
@@ -97,7 +94,7 @@ class Pool:
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises Fault: not ready, queue full, or no such session."""
-        if self._loaded is None:
+        if not self.loaded.done():
             raise Fault(503, "not_ready", "The model is not loaded yet.")
         if (waiting := sum(map(len, self._dispatcher.queues))) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{waiting} requests wait already.")
@@ -139,29 +136,29 @@ class Pool:
         """Start a worker, and replace it when it ends, until the pool is closed."""
         while not self._closing:
             try:
-                sock, pid, loaded = await self._spawner.worker(index, self.settings.threads)
+                sock, pid, loaded = await self._spawner.worker(index)
                 reader, writer = await asyncio.open_connection(sock=sock)
-            except (ModelError, EOFError, OSError) as error:
+            except (AmphoraError, EOFError, OSError) as error:
                 self._failures += 1
-                never_loaded = self._loaded is None and isinstance(error, ModelError)
+                never_loaded = not self.loaded.done() and isinstance(error, AmphoraError)
                 most_failures = _GIVE_UP_AFTER * self.settings.workers
                 is_hopeless = self._failures >= most_failures and not self._dispatcher.connections
                 if never_loaded or is_hopeless:
-                    if not isinstance(error, ModelError):
+                    if not isinstance(error, AmphoraError):
                         error = ModelError(f"No worker starts: {error}")
                     if not self.failed.done():
                         self.failed.set_result(error)
                     return
                 LOG.error("A model worker could not be started: %s", error)
-                await asyncio.sleep(min(_LONGEST_PAUSE, _RESTART_PAUSE * 2**self._failures))
+                await asyncio.sleep(min(10.0, _RESTART_PAUSE * 2**self._failures))
                 continue
-            if self._loaded is None:
+            if not self.loaded.done():
                 LOG.info("The model is loaded (%.1f s).", loaded.seconds)
                 LOG.info("ready at %s", self.settings.url)
                 if "engine" in loaded.description:
                     labels = (loaded.description.get("task", ""), loaded.description["engine"])
                     self._metrics.model.labels(*labels).set(1)
-            self._loaded = loaded
+                self.loaded.set_result(loaded)
             self._dispatcher.merges = loaded.batches
             self._failures = 0
             connection = WorkerConnection(
@@ -169,7 +166,6 @@ class Pool:
                 timeout=self.settings.timeout,
             )  # fmt: skip
             self._dispatcher.connections[index] = connection
-            self.loaded.set()
             for other in range(len(self._keepers), self.settings.workers):
                 self._keepers.append(asyncio.create_task(self._keep(other)))
             try:
@@ -185,22 +181,25 @@ class Pool:
                             connection.watch()
                             await self._deliver(connection, message, body)
             finally:
-                self._lose(connection)
+                connection.close()
+                self.sessions.lose(pid)
+                del self._dispatcher.connections[index]
+                if not self._closing:
+                    text = "Model worker %d has ended with %d requests in it."
+                    LOG.warning(text, pid, len(connection.calls))
+                    self._dispatcher.requeue(connection)
             self._metrics.restarts.inc()
             if time.monotonic() - connection.born < _JUST_STARTED_SECONDS:
                 await asyncio.sleep(_RESTART_PAUSE)
 
     async def _deliver(
-        self,
-        connection: WorkerConnection,
-        message: messages.Answer | messages.Chunk | messages.Error,
-        body: bytes,
+        self, connection: WorkerConnection, message: Answer | Chunk | Error, body: bytes
     ) -> None:
         """Pass an answer, an error or a chunk on to the call that waits for it."""
         call = connection.calls.get(message.id)
         if call is None:
             return
-        if isinstance(message, messages.Error):
+        if isinstance(message, Error):
             del connection.calls[call.id]
             call.fail(Fault(message.status, **message.error))
             return
@@ -208,62 +207,31 @@ class Pool:
             self.sessions.end(call.session.id)
         if not message.more:
             del connection.calls[call.id]
-        if isinstance(message, messages.Answer):
+        if isinstance(message, Answer):
             if not call.reply.done():
                 # With room for the end, or for an error.
                 room = messages.CHUNKS_AHEAD + 1
                 reply = Reply(
-                    status=message.status,
-                    content_type=message.type,
-                    headers=message.headers,
-                    body=body,
-                    closes_session=message.closed,
+                    status=message.status, content_type=message.type, headers=message.headers,
+                    body=body, closes_session=message.closed,
                     chunks=asyncio.Queue(room) if message.more else None,
-                )
+                )  # fmt: skip
                 call.reply.set_result(reply)
         elif not call.reply.cancelled() and call.reply.exception() is None:
             chunks = call.reply.result().chunks
             assert chunks is not None
+            chunk = body if message.more else None
             if connection.takes_turns:
                 # Its credit is the room in the queue.
-                chunks.put_nowait(body if message.more else None)
+                chunks.put_nowait(chunk)
                 return
             connection.unwatch()
             try:
                 # A full queue stops the reading here, so that the worker waits for a slow client.
-                chunk = body if message.more else None
                 await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
             except asyncio.TimeoutError:
                 self.cancel(call)
             connection.watch()
-
-    def _lose(self, connection: WorkerConnection) -> None:
-        """Retry or fail the calls of a worker that has ended."""
-        connection.close()
-        self._dispatcher.connections.pop(connection.index, None)
-        self.sessions.lose(connection.pid)
-        if self._closing:
-            return
-        LOG.warning(
-            "Model worker %d has ended with %d requests in it.",
-            connection.pid,
-            len(connection.calls),
-        )
-        begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
-        # A request that was at work alone is taken for the cause of the worker's death.
-        may_repeat = self.merges and len(begun) > 1
-        for call in (*reversed(connection.calls.values()), *connection.bound):
-            if call.session is not None:
-                call.fail(SessionGone(call.session.id))
-                continue
-            if call not in begun or (may_repeat and not call.retried and not call.reply.done()):
-                call.retried = call.retried or call in begun
-                self._dispatcher.queue.appendleft(call)
-            else:
-                call.fail(
-                    Fault(500, "worker_died", "The model's process died during this request.")
-                )
-        self._dispatcher.dispatch()
 
 
 def too_late(timeout: float) -> Fault:

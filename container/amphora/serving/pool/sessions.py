@@ -1,8 +1,8 @@
 """Stateful sessions: the worker that keeps each one, and when it ends.
 
-A request with the header `X-Amzn-SageMaker-Session-Id: NEW_SESSION` opens one; its state is
-`context.session`, a dict in the memory of one worker, and every later request of the session goes
-to that worker. A session ends by `context.close_session()`, by time, or with its worker.
+A request with the header `X-Amzn-SageMaker-Session-Id: NEW_SESSION` opens one. Its state is
+`context.session`, a dict in one worker, which gets all its requests. It ends by
+`context.close_session()`, by time, or with its worker.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ class SessionGone(Fault):
     """The session is unknown, or has ended."""
 
     def __init__(self, session: str) -> None:
-        super().__init__(
-            400,
-            "session_closed",
-            f"There is no session {session[:80]!r}, or it has ended."
-            f" Open one with the header X-Amzn-SageMaker-Session-Id: {_NEW}.",
-        )
+        remedy = f"Open one with the header X-Amzn-SageMaker-Session-Id: {_NEW}."
+        message = f"There is no session {session[:80]!r}, or it has ended. {remedy}"
+        super().__init__(400, "session_closed", message)
         self.session = session
 
 
 @dataclass
 class Session:
-    """An open session."""
-
     id: str
     worker: int
     """The process id of the worker that keeps its state."""
@@ -69,12 +64,9 @@ class Sessions:
         """
         if header == _NEW:
             if len(self._open) >= self._most:
-                raise Fault(
-                    503,
-                    "too_many_sessions",
-                    f"{len(self._open)} sessions are open, the most that are allowed."
-                    " Close one, or try again later.",
-                )
+                count = f"{len(self._open)} sessions are open, the most that are allowed."
+                message = f"{count} Close one, or try again later."
+                raise Fault(503, "too_many_sessions", message)
             held = Counter(session.worker for session in self._open.values())
             worker = min(workers, key=held.__getitem__)
             session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)

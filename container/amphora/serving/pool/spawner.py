@@ -1,8 +1,7 @@
 """Starts model workers: a process loads the model, and is forked if that is safe.
 
-On a CPU one process loads the model and each worker is its fork: they share the model's pages, and
-a replacement starts in milliseconds. On accelerators, or if the loaded code runs threads, every
-worker is a process that loads the model itself.
+On a CPU one process loads the model and each worker is its fork, which shares the model's pages and
+starts in milliseconds. On accelerators, or if the code runs threads, each worker loads the model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from amphora.common import devices
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import messages
-from amphora.serving.protocol.messages import Failed, Fork, Load, Loaded, RunnerSettings, Serve
+from amphora.serving.protocol.messages import Failed, Load, Loaded, Serve
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
@@ -52,30 +51,22 @@ class ModelProcess:
         self._share = share
         self.control, child = socket.socketpair()
         with child:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "amphora.serving.worker.main", str(child.fileno())],
-                env=worker_environment(settings, environ, index, share),
-                pass_fds=[child.fileno()],
-            )
+            argv = [sys.executable, "-m", "amphora.serving.worker.main", str(child.fileno())]
+            variables = worker_environment(settings, environ, index, share)
+            self.process = subprocess.Popen(argv, env=variables, pass_fds=[child.fileno()])
 
     def load(self) -> Loaded:
         """Load the model. Raises ModelError with the reason, such as the start-up time-out."""
         settings = self._settings
         order = Load(
+            model_dir=str(settings.model_dir), model_name=settings.model_name,
+            device_kind=settings.device_kind, batch_size=settings.batch_size,
+            batch_tokens=settings.batch_tokens, threads=settings.threads, share=self._share,
+            program=settings.program,
+            code_dir=str(settings.code_dir), image_code=str(settings.image_code),
             log_level=logging.getLogger("amphora").getEffectiveLevel(),
             open_files=settings.worker_open_files,
-            share=self._share,
-            code_dir=str(settings.code_dir),
-            image_code=str(settings.image_code),
-            program=settings.program,
-            runner=RunnerSettings(
-                model_dir=str(settings.model_dir),
-                device_kind=settings.device_kind,
-                batch_size=settings.batch_size,
-                batch_tokens=settings.batch_tokens,
-                model_name=settings.model_name,
-            ),
-        )
+        )  # fmt: skip
         self.control.settimeout(settings.startup_timeout)
         try:
             self.control.sendall(messages.pack(order))
@@ -103,22 +94,21 @@ class ModelProcess:
         assert isinstance(outcome, Loaded)
         return outcome
 
-    def fork(self, threads: int) -> tuple[socket.socket, int]:
+    def fork(self) -> tuple[socket.socket, int]:
         """Fork a worker: return its socket and process id. Raises EOFError, OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self.control.sendall(messages.pack(Fork(threads=threads)))
+            self.control.sendall(messages.pack(Serve(fork=True)))
             socket.send_fds(self.control, [b"F"], [theirs.fileno()])
             forked, _ = messages.receive(self.control)
         return ours, forked.pid
 
-    def serve(self, threads: int) -> tuple[socket.socket, int]:
+    def serve(self) -> tuple[socket.socket, int]:
         """Turn the process itself into the worker."""
-        self.control.sendall(messages.pack(Serve(threads=threads)))
+        self.control.sendall(messages.pack(Serve(fork=False)))
         return self.control, self.process.pid
 
     def end(self) -> None:
-        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self.control.close()
@@ -138,16 +128,13 @@ class Spawner:
         self._code = UserCode(settings, environ)
         self._is_prepared = False
 
-    async def worker(self, index: int, threads: int) -> tuple[socket.socket, int, Loaded]:
-        """Start a worker that has loaded the model. Raises ModelError, EOFError or OSError.
+    async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+        """Start a worker that has loaded the model. Raises AmphoraError, EOFError or OSError.
 
         Await the first one alone: it prepares the user's code.
         """
         if not self._is_prepared:
-            try:
-                code_dir = await asyncio.to_thread(self._code.prepare)
-            except AmphoraError as error:
-                raise ModelError(str(error)) from error
+            code_dir = await asyncio.to_thread(self._code.prepare)
             self._settings = replace(self._settings, code_dir=code_dir)
             self._is_prepared = True
         async with self._lock:
@@ -156,12 +143,12 @@ class Spawner:
                 if not loaded.forkable:
                     LOG.info("The loaded code runs threads: each worker loads the model itself.")
                     self._share = False
-                    return *process.serve(threads), loaded
+                    return *process.serve(), loaded
                 self._parent = process, loaded
             if self._parent is not None:
                 parent, loaded = self._parent
                 try:
-                    return *await asyncio.to_thread(parent.fork, threads), loaded
+                    return *await asyncio.to_thread(parent.fork), loaded
                 except (EOFError, OSError):
                     LOG.error(
                         "The process that holds the loaded model has ended; it is loaded again."
@@ -170,16 +157,14 @@ class Spawner:
                     self._parent = None
                     raise
         process, loaded = await self._start(index)
-        return *process.serve(threads), loaded
+        return *process.serve(), loaded
 
     async def _start(self, index: int) -> tuple[ModelProcess, Loaded]:
         """Start the process `index` in place of an earlier one, and load the model in it."""
         if (old := self._processes.pop(index, None)) is not None:
             await asyncio.to_thread(old.end)
-        process = await asyncio.to_thread(
-            ModelProcess, self._settings, self._environ, index, self._share
-        )
-        self._processes[index] = process
+        arguments = (self._settings, self._environ, index, self._share)
+        process = self._processes[index] = await asyncio.to_thread(ModelProcess, *arguments)
         return process, await asyncio.to_thread(process.load)
 
     def close(self) -> None:
@@ -214,9 +199,7 @@ def worker_environment(
         child.setdefault("LRU_CACHE_CAPACITY", "1")
     visible = devices.KINDS[settings.device_kind].visible
     if visible is not None:
-        count = max(1, settings.accelerators)
-        listed = (
-            environ[visible].split(",") if environ.get(visible) else list(map(str, range(count)))
-        )
+        numbers = map(str, range(max(1, settings.accelerators)))
+        listed = (environ.get(visible) or ",".join(numbers)).split(",")
         child[visible] = listed[index % len(listed)]
     return child

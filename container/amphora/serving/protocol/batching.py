@@ -1,11 +1,9 @@
 """Decides which waiting requests are predicted together.
 
-A handlers' file declares that its predictions may be merged by defining
-`predict_batch_fn(inputs, model)`: `inputs` is a list of what `input_fn` returned, and it returns a
-list of what `predict_fn` would have returned for each, or an exception in place of an item that
-failed. By defining it, the file also declares that predictions are pure: they may be repeated.
-`tokens_fn(data, model)`, if it is there too, returns the number of tokens of each text (row) in
-one request's data, so that requests of similar length are put together.
+Handlers whose predictions may be merged, and repeated, define `predict_batch_fn(inputs, model)`. It
+takes a list of what `input_fn` returned, and returns what `predict_fn` would for each, or an
+exception for an item that failed. `tokens_fn(data, model)` may return the number of tokens of each
+text (row) of one request, so that requests of similar length are put together.
 """
 
 from __future__ import annotations
@@ -101,7 +99,7 @@ class BatchDelay:
         self._ended = now
 
     def wait(self, waiting: int, oldest: float, now: float) -> float:
-        """Return the seconds that an idle worker should wait, if the oldest request came then."""
+        """Return the seconds to wait for more requests; `oldest` is when the first one arrived."""
         limit = min(self._most, self._SHARE * self._seconds)
         if waiting >= round(self._size) or now - self._ended > limit + self._seconds:
             return 0.0

@@ -26,6 +26,10 @@ class Fault(Exception):
         """The key of the body that is wrong, as OpenAI's API names it."""
 
 
+def bad_request(message: str, param: str | None = None) -> Fault:
+    return Fault(400, "bad_request", message, param)
+
+
 def media_type(header: str) -> str:
     """Return 'application/json' for 'Application/JSON; charset=utf-8'."""
     return header.partition(";")[0].strip().lower()
@@ -48,8 +52,7 @@ def check_charset(content_type: str) -> None:
     """Check the charset of a Content-Type. Raises Fault (415) if text cannot be decoded by it."""
     if "charset" not in content_type.lower():
         return
-    name = charset(content_type)
-    known = "undefined"
+    name, known = charset(content_type), "undefined"
     with contextlib.suppress(LookupError, UnicodeError):
         b"x".decode(codec := codecs.lookup(name).name, "replace")
         known = codec
@@ -76,16 +79,15 @@ def as_text(body: bytes, content_type: str) -> str | bytes:
     try:
         return body.decode(charset(content_type))
     except (UnicodeDecodeError, LookupError) as error:
-        raise Fault(
-            400, "bad_request", f"The body is not text in the charset of {content_type!r}: {error}"
-        ) from error
+        message = f"The body is not text in the charset of {content_type!r}: {error}"
+        raise bad_request(message) from error
 
 
 def answer(result: Any, accept: str) -> tuple[Any, str]:
     """Return the result of `output_fn` or `transform_fn` as (body, content type).
 
-    A tuple begins with (body, content type), as in AWS's toolkits. A generator or iterator stays
-    one: it is streamed. Raises TypeError if the body cannot be sent.
+    A result may be such a tuple, as in AWS's toolkits. An iterator stays one: it is streamed.
+    Raises TypeError if the body cannot be sent.
     """
     body, content_type = result, ""
     if isinstance(result, tuple) and len(result) > 1 and isinstance(result[1], (str, type(None))):

@@ -20,8 +20,6 @@ CHUNKS_AHEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """Settings of a model's runner."""
-
     model_dir: str
     device_kind: str
     batch_size: int
@@ -33,24 +31,20 @@ class RunnerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """Load the model."""
-
+class Load(RunnerSettings):
     log_level: int
     open_files: int | None
     """The usual soft limit of open files, if the front has raised its own."""
     share: bool
     """Whether the process is to be forked."""
+    threads: int
     code_dir: str
     image_code: str
     program: str | None
-    runner: RunnerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The model is loaded."""
-
     batches: bool
     turns: bool = False
     """Whether a worker takes more requests while others are at work."""
@@ -62,29 +56,18 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The model cannot be loaded."""
-
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve:
-    """Become a worker."""
+    """Become a worker, or fork one, whose socket's descriptor follows."""
 
-    threads: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fork:
-    """Fork a worker, whose socket's descriptor follows."""
-
-    threads: int
+    fork: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forked:
-    """A worker is forked."""
-
     pid: int
 
 
@@ -106,8 +89,6 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Answer these requests."""
-
     batch: int
     """Its number."""
     items: list[Entry]
@@ -194,7 +175,7 @@ class Error:
 
 
 Message: TypeAlias = (
-    Load | Loaded | Failed | Serve | Fork | Forked | Batch | Cancel | Credit | Forget | Begun
+    Load | Loaded | Failed | Serve | Forked | Batch | Cancel | Credit | Forget | Begun
     | State | Answer | Chunk | Error
 )  # fmt: skip
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
@@ -250,6 +231,4 @@ def _parsed(text: bytes) -> Any:
     kind = _KINDS[fields.pop("message")]
     if kind is Batch:
         fields["items"] = [Entry(**entry) for entry in fields["items"]]
-    elif kind is Load:
-        fields["runner"] = RunnerSettings(**fields["runner"])
     return kind(**fields)

@@ -48,7 +48,7 @@ class Engine:
         selection: Selection,
     ) -> None:
         """Raises ConfigError if variables that set vLLM's arguments are wrong."""
-        self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
+        self.failed: asyncio.Future[AmphoraError] = asyncio.get_running_loop().create_future()
         """Done when it is not started again; its result is the reason."""
         self.is_ready = False
         self.adapters: dict[str, str] = {}
@@ -98,7 +98,7 @@ class Engine:
         try:  # As AWS's vLLM image does.
             await asyncio.to_thread(self._code.install, self.settings.model_dir)
         except AmphoraError as wrong:
-            self.failed.set_result(ModelError(str(wrong)))
+            self.failed.set_result(wrong)
             return
         while True:
             began = time.monotonic()
@@ -168,9 +168,8 @@ class Engine:
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter, and have it generate a token.
 
-        Raises:
-            Fault: 404 without its files, 409 for a name that is taken, 507 beyond AMPHORA_ADAPTERS,
-                400 with vLLM's reason if it cannot be served, 503 if vLLM is not ready.
+        Raises Fault: 404 without its files, 409 for a name that is taken, 507 beyond
+        AMPHORA_ADAPTERS, 400 with vLLM's reason, 503 if vLLM is not ready.
         """
         async with self._changing:
             self.check_ready()
@@ -179,20 +178,13 @@ class Engine:
             if not (folder / ADAPTER_CONFIG).is_file():
                 raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
             if len(self.adapters) >= (most := self.settings.adapters):
-                raise Fault(
-                    507,
-                    "too_many_adapters",
-                    f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
-                    " Unload one, or raise it.",
-                )
+                count = f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
+                raise Fault(507, "too_many_adapters", f"{count} Unload one, or raise it.")
             is_full = self._loads >= server_arguments.loads_of_engine(self.settings)
             if is_full and self.settings.device_kind == CPU:
-                raise Fault(
-                    507,
-                    "too_many_adapters",
-                    f"vLLM on CPUs keeps unloaded adapters, and has loaded {self._loads}."
-                    " Restart the server, or raise AMPHORA_ADAPTERS.",
-                )
+                count = f"vLLM on CPUs keeps unloaded adapters, and has loaded {self._loads}."
+                remedy = "Restart the server, or raise AMPHORA_ADAPTERS."
+                raise Fault(507, "too_many_adapters", f"{count} {remedy}")
             try:
                 await self._add_adapter(name, str(folder))
                 await self._try(name)
@@ -232,10 +224,9 @@ class Engine:
                     "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
                 )
             await asyncio.sleep(0.25)
-        _, listed = await self.answer("/v1/models", None, limit)
-        models = json.loads(listed)["data"]
-        _, document = await self.answer("/openapi.json", None, limit)
-        api, self.keys = json.loads(document), {}
+        models = json.loads((await self.answer("/v1/models", None, limit))[1])["data"]
+        api = json.loads((await self.answer("/openapi.json", None, limit))[1])
+        self.keys = {}
         for route in translation.ROUTES.values():
             content = api["paths"].get(route, {}).get("post", {}).get("requestBody")
             if content is not None:

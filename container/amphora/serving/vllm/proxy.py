@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
-from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.settings import ServerSettings
 from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
@@ -87,8 +87,8 @@ class VllmServer(Engine):
         """Start vLLM; `failed` reports if it cannot serve."""
 
         async def end_stalled() -> None:
-            # Whose client reads nothing, or for which vLLM writes nothing, for too long. A timer
-            # for each chunk would be a fifth of the front's CPU time.
+            # Ends requests whose client reads nothing, or for which vLLM writes nothing, for too
+            # long. A timer for each chunk would be a fifth of the front's CPU time.
             limit = self.settings.timeout
             while True:
                 await asyncio.sleep(min(1.0, limit / 4))
@@ -115,7 +115,25 @@ class VllmServer(Engine):
         if sessions.HEADER in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
         work = self._work[call.id] = _Work(call)
-        work.task = asyncio.create_task(self._answer(work))
+
+        async def answer() -> None:
+            try:
+                request = translation.read(call.path, call.body, call.content_type)
+                if isinstance(request, Part):
+                    await self._pass_on(work, request)
+                else:
+                    await self._answer_lines(call, request)
+            except Fault as fault:
+                call.fail(fault)
+            except asyncio.TimeoutError:
+                call.fail(too_late(self.settings.timeout))
+            except (aiohttp.ClientError, OSError):
+                call.fail(Fault(500, "worker_died", "vLLM's process died during this request."))
+            except Exception as error:
+                LOG.exception("Request %s could not be answered.", call.id)
+                call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
+
+        work.task = asyncio.create_task(answer())
         work.task.add_done_callback(lambda _: self._work.pop(call.id, None))
 
     def cancel(self, call: Call) -> None:
@@ -127,33 +145,11 @@ class VllmServer(Engine):
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
 
-    async def _answer(self, work: _Work) -> None:
-        """Answer a request, whatever happens."""
-        call = work.call
-        try:
-            request = translation.read(call.path, call.body, call.content_type)
-            if isinstance(request, Part):
-                await self._pass_on(work, request)
-            else:
-                await self._answer_lines(call, request)
-        except Fault as fault:
-            call.fail(fault)
-        except asyncio.TimeoutError:
-            call.fail(too_late(self.settings.timeout))
-        except (aiohttp.ClientError, OSError):
-            call.fail(Fault(500, "worker_died", "vLLM's process died during this request."))
-        except Exception as error:
-            LOG.exception("Request %s could not be answered.", call.id)
-            call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
-
     def _complete(self, part: Part, call: Call, spent: int = 0) -> tuple[dict[str, Any], int]:
         """Return a body that names its model, and the number of tokens that it may generate.
 
-        Args:
-            spent: That number for the other parts of the request.
-
-        Raises:
-            Fault: 400 for an unknown key, 404 for an unknown model, 413 beyond the bound of costs.
+        `spent` is that number for the other parts of the request. Raises Fault: 400 for an unknown
+        key, 404 for an unknown model, 413 beyond the bound of costs.
         """
         adapter = call.headers.get(_ADAPTER)
         known_keys = self.keys.get(part.route) or {*part.body}
@@ -165,18 +161,15 @@ class VllmServer(Engine):
         if unknown := body.keys() - known_keys - _REMARKS:
             key = min(unknown)
             message = f"{key!r} is not a key of vLLM's {part.route}.{did_you_mean(key, known_keys)}"
-            raise Fault(400, "bad_request", message, key)
+            raise bad_request(message, key)
         named = adapter or body.get("model") or self.name
         known = self.names | set(self.adapters)
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
             others = known - {self.name, server_arguments.BASE}
             if adapter or others or self.settings.adapters or "adapter_id" in part.values:
-                listed = ", ".join(sorted(known))
-                message = (
-                    f"There is no model {named!r}. Loaded: "
-                    f"{listed}.{did_you_mean(str(named), known)}"
-                )
+                listed = f"{', '.join(sorted(known))}.{did_you_mean(str(named), known)}"
+                message = f"There is no model {named!r}. Loaded: {listed}"
                 raise Fault(404, "model_not_found", message, "model")
             named = self.name
         prompt, prompts = body.get("prompt"), 1
@@ -192,9 +185,9 @@ class VllmServer(Engine):
             body["truncate_prompt_tokens"] = max(1, self.description["max_length"] - length)
         cost = prompts * copies * length
         if spent + cost > self._most_written:
-            asking, less = ("This line and those before it ask", ", or send fewer lines")
-            if not spent:
-                asking, less = "The request asks", ""
+            asking, less = "The request asks", ""
+            if spent:
+                asking, less = "This line and those before it ask", ", or send fewer lines"
             raise Fault(
                 413,
                 "too_costly",
@@ -221,10 +214,14 @@ class VllmServer(Engine):
             events = Events(part, call.accept) if part.inputs is not None else None
             kind = kind if events is None else events.content_type
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
-            last = b""
-            async for data in _first_event_whole(response.content):
-                if events is not None:
-                    data = events.read(data)
+            last = read = b""
+            # The first event comes in one piece: an error in it decides the status.
+            while b"\n\n" not in read and len(read) < 1 << 16:
+                if not (more := await response.content.readany()):
+                    break
+                read += more
+            while read:
+                data = read if events is None else events.read(read)
                 last = last[-len(_BROKEN) :] + data
                 if _BROKEN in last:
                     # vLLM ends such a stream as if it were complete.
@@ -235,6 +232,7 @@ class VllmServer(Engine):
                 if data:
                     await chunks.put(data)
                 work.moved = time.monotonic()
+                read = await response.content.readany()
             _settle(call, kind, b"", chunks)
             await chunks.put(None)
 
@@ -267,20 +265,6 @@ class VllmServer(Engine):
                 task.cancel()
         body, kind = translation.written(answers, call.accept)
         _settle(call, kind, body)
-
-
-async def _first_event_whole(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield what comes, the first event in one piece: an error in it decides the status."""
-    head: bytes | None = b""
-    async for data in content.iter_any():
-        if head is not None:
-            head += data
-            if b"\n\n" not in head and len(head) < 1 << 16:
-                continue
-            data, head = head, None
-        yield data
-    if head:
-        yield head
 
 
 def _settle(

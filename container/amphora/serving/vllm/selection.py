@@ -42,9 +42,8 @@ class Selection:
 def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     """Choose the engine.
 
-    Raises:
-        ConfigError: AMPHORA_GENERATION asks for vLLM and the model cannot be served by it; or
-            variables of LMI, or without vLLM its variables and adapters, would be ignored.
+    Raises ConfigError if AMPHORA_GENERATION asks for vLLM, which cannot serve the model; or if
+    variables of LMI, or without vLLM its variables and adapters, would be ignored.
     """
     wish = settings.generation
     model, adapter = _model(settings, environ)
@@ -59,7 +58,16 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             f" OPTION_TENSOR_PARALLEL_DEGREE and {PREFIX}MAX_NUM_SEQS for"
             " OPTION_MAX_ROLLING_BATCH_SIZE.",
         )
-    _refuse_aws_handlers(settings.model_dir, environ)
+    custom = sorted(name for name in environ if name.startswith("CUSTOM_FASTAPI_"))
+    path = settings.model_dir / (environ.get("CUSTOM_SCRIPT_FILENAME") or "model.py")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if re.search(r"model_hosting_container_standards|def custom_sagemaker_", text):
+        custom.append(str(path))
+    if custom:
+        raise ConfigError(
+            f"{', '.join(custom)}: custom handlers of AWS's vLLM image are not run here.",
+            "Leave them out, or write code/inference.py with model_fn and transform_fn.",
+        )
     if wish == TRANSFORMERS:
         obstacle = "AMPHORA_GENERATION is transformers"
     elif _package() is None:
@@ -83,12 +91,10 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or remove the cause."
         )
     if unused := sorted(name for name in environ if name.startswith(PREFIX)):
+        remedy = "set AMPHORA_GENERATION to vllm" if _package() else "use the vllm image"
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
-            "Leave them out"
-            + (
-                ", or set AMPHORA_GENERATION to vllm." if _package() else ", or use the vllm image."
-            ),
+            f"Leave them out, or {remedy}.",
         )
     if settings.adapters and not has_handlers:
         raise ConfigError(
@@ -101,20 +107,6 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     return Selection(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
 
 
-def _refuse_aws_handlers(model_dir: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for custom handlers of AWS's vLLM image."""
-    custom = sorted(name for name in environ if name.startswith("CUSTOM_FASTAPI_"))
-    path = model_dir / (environ.get("CUSTOM_SCRIPT_FILENAME") or "model.py")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if re.search(r"model_hosting_container_standards|def custom_sagemaker_", text):
-        custom.append(str(path))
-    if custom:
-        raise ConfigError(
-            f"{', '.join(custom)}: custom handlers of AWS's vLLM image are not run here.",
-            "Leave them out, or write code/inference.py with model_fn and transform_fn.",
-        )
-
-
 def _package() -> Path | None:
     """Return vLLM's folder without importing it."""
     spec = importlib.util.find_spec("vllm")
@@ -124,9 +116,8 @@ def _package() -> Path | None:
 def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, Path | None]:
     """Return the model that vLLM would serve, or "", and the adapter to serve on it."""
     folder = settings.model_dir
-    named = environ.get(f"{PREFIX}MODEL", "")
     on_hub = environ.get("HF_MODEL_ID", "")
-    if named:
+    if named := environ.get(f"{PREFIX}MODEL"):
         return named, None
     # The recipe saves config.json of the base with an adapter.
     has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
@@ -172,12 +163,8 @@ def _select_by_files(
     # From its source, since importing it takes ten seconds.
     with contextlib.suppress(OSError, SyntaxError):
         for node in ast.parse((package / _REGISTRY).read_text()).body:
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Dict)
-                and any(isinstance(name, ast.Name) and name.id == _LIST for name in node.targets)
-            ):
-                keys = node.value.keys
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _LIST:
+                keys = getattr(node.value, "keys", ())
                 listed |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
     if not listed:
         return "", f"no list of architectures was found in {package / _REGISTRY}"

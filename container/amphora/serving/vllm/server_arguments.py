@@ -60,8 +60,7 @@ def command(
 ) -> list[str]:
     """Return the command of vLLM's server, which listens on a Unix socket.
 
-    Raises:
-        ConfigError: Variables set arguments that may not be set; the message names all of them.
+    Raises ConfigError that names the variables that set what may not be set.
     """
     given = _given(environ)
     _check_files(selection, given)
@@ -80,8 +79,8 @@ def command(
                 f"Give {' or '.join(_DTYPES)}, or quantize the model's folder for vLLM.",
             )
         usual["dtype"] = [dtype]
-    if environ.get("HF_MODEL_REVISION"):
-        usual["revision"] = [environ["HF_MODEL_REVISION"]]
+    if revision := environ.get("HF_MODEL_REVISION"):
+        usual["revision"] = [revision]
     if environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true"):
         usual["trust-remote-code"] = []
     folders = [path.parent for path in settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}")]
@@ -93,13 +92,12 @@ def command(
             if (selection.adapter / file).is_file():
                 usual[argument] = [str(selection.adapter)]
     if folders or settings.adapters:
-        most = max(settings.adapters, 1)
         usual["enable-lora"] = []
+        most = max(settings.adapters, 1)
         slots = min(most, _ADAPTERS_AT_ONCE)
         if settings.device_kind == CPU:
             most = slots = loads_of_engine(settings) + _EMPTY_SLOTS
-        usual["max-loras"] = [str(slots)]
-        usual["max-cpu-loras"] = [str(most)]
+        usual |= {"max-loras": [str(slots)], "max-cpu-loras": [str(most)]}
         configs = [json.loads((folder / ADAPTER_CONFIG).read_text()) for folder in folders]
         ranks = [int(config.get("r", 0)) for config in configs]
         ranks += [int(r) for config in configs for r in (config.get("rank_pattern") or {}).values()]
@@ -119,7 +117,6 @@ def command(
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of vLLM's processes."""
     child = {name: text for name, text in environ.items() if not name.startswith(PREFIX)}
     child["PYTHONUNBUFFERED"] = "1"
     # It enables routes that only the front can call.
@@ -167,11 +164,8 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
-    """Check the tokenizer's files and the chat template of a model in a folder.
-
-    Raises:
-        ConfigError: vLLM would end after minutes, or answer no chat.
-    """
+    """Raise ConfigError if vLLM would end after minutes, or answer no chat, for want of a tokenizer
+    or because of the chat template."""
     from jinja2 import Environment, TemplateSyntaxError
 
     folder = Path(selection.adapter or selection.model)
@@ -206,20 +200,18 @@ def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
 def _words(text: str) -> list[str] | None:
     """Return a variable's value as words of a command, as AWS's image reads it: one word for each
     item of a JSON list, or of several JSON objects. None leaves the argument out."""
-    given = text
     if text.lower() == "false":
         return None
     if text.lower() in ("", "true"):
         return []
-    try:
+    with contextlib.suppress(ValueError):
         if text.startswith("["):
             items = json.loads(text)
             return [item if isinstance(item, str) else json.dumps(item) for item in items] or None
-        words = []
-        while text.startswith("{"):
-            _, end = json.JSONDecoder().raw_decode(text)
-            words.append(text[:end])
-            text = text[end:].lstrip()
-        return [given] if text else words
-    except ValueError:
-        return [given]
+        words, rest = [], text
+        while rest.startswith("{"):
+            _, end = json.JSONDecoder().raw_decode(rest)
+            words.append(rest[:end])
+            rest = rest[end:].lstrip()
+        return [text] if rest else words
+    return [text]

@@ -48,15 +48,11 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], environ: Mapping[str, str]) -> ServerProcess:
-        """Start a server."""
         process = await asyncio.create_subprocess_exec(
-            *command,
-            env=dict(environ),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            *command, env=dict(environ), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-        )
+        )  # fmt: skip
         return cls(process)
 
     async def wait(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amphora.serving.protocol import media_types
-from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.protocol.routes import CHAT, COMPLETIONS, GENERATE_STREAM, RESPONSES, TGI
 
 EVENTS = "text/event-stream"
@@ -84,15 +84,10 @@ class Part:
         return answers if is_list else answers[0]
 
 
-def bad_request(message: str, param: str | None = None) -> Fault:
-    return Fault(400, "bad_request", message, param)
-
-
 def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault]:
     """Return the request to vLLM, or for JSON Lines a request or an error for each line.
 
-    Raises:
-        Fault: 415 for an unknown content type, 400 for a wrong body.
+    Raises Fault: 415 for an unknown content type, 400 for a wrong body.
     """
     kind = media_types.media_type(content_type)
     if kind in _LINES and route not in ROUTES.values():
@@ -152,17 +147,14 @@ def _translate_document(route: str, body: bytes) -> Part:
         values = {"return_full_text": False, **values, "stream": route == GENERATE_STREAM}
     settings = _settings(values)
     logprobs: dict[str, Any]
-    is_text = isinstance(inputs, str)
+    texts = [inputs] if isinstance(inputs, str) else inputs
     if _is_conversation(inputs):
         continues = inputs[-1]["role"] == "assistant"
         route, logprobs = CHAT, {"logprobs": True}
         fields = {"messages": inputs, "add_generation_prompt": not continues,
                 "continue_final_message": continues}  # fmt: skip
-    elif is_text or (
-        isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in inputs)
-    ):
-        route, logprobs = COMPLETIONS, {"logprobs": 0}
-        fields = {"prompt": [inputs] if is_text else inputs}
+    elif isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        route, logprobs, fields = COMPLETIONS, {"logprobs": 0}, {"prompt": texts}
     else:
         raise bad_request(
             "inputs must be a text, a list of texts, or one conversation. Send several"
@@ -170,7 +162,7 @@ def _translate_document(route: str, body: bytes) -> Part:
             "inputs",
         )
     if values.get("stream"):
-        if not (is_text or route == CHAT) or settings.get("n", 1) != 1:
+        if not (isinstance(inputs, str) or route == CHAT) or settings.get("n", 1) != 1:
             raise bad_request("Only one text can be streamed.", "stream")
         settings["stream"] = True
     if values.get("details") or values.get("stream"):
@@ -191,8 +183,7 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
     vLLM checks the values, and ignores the settings of sampling at a temperature of 0.
 
-    Raises:
-        Fault: 400 for parameters that are unknown, that vLLM does not have, or that contradict.
+    Raises Fault (400) for parameters that are unknown, that vLLM does not have, or that contradict.
     """
     values = {
         name: value for name, value in values.items() if name not in _IDLE or value != _IDLE[name]
@@ -258,9 +249,8 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
     if "content" in logprobs:
         pairs = [(token["token"], token["logprob"]) for token in logprobs["content"] or ()]
     else:
-        pairs = list(
-            zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)
-        )
+        columns = (logprobs.get(name, ()) for name in ("tokens", "token_logprobs"))
+        pairs = list(zip(*columns, strict=True))
     ends = choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
     tokens = []
     for index, (number, (piece, logprob)) in enumerate(zip(ids, pairs, strict=True)):
@@ -289,11 +279,7 @@ class Events:
         self._count = self._prompt_tokens = 0
 
     def read(self, data: bytes) -> bytes:
-        """Return the client's bytes that follow from bytes of vLLM's stream.
-
-        Raises:
-            Fault: vLLM's stream holds an error.
-        """
+        """Return the client's bytes for bytes of vLLM's stream. Raises Fault for an error in it."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         before, after = (b"data: ", b"\n\n") if self.content_type == EVENTS else (b"", b"\n")
         written = b""

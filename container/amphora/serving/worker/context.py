@@ -1,8 +1,7 @@
 """The `context` argument of handlers: a request's headers, and the answer's status and headers.
 
 The names are those of AWS's model servers (Multi Model Server and TorchServe), so that files
-written for them work. Those servers pass a batch, and `idx` selects a request; here a context has
-one request, and `idx` is 0.
+written for them work. There `idx` selects a request of a batch; here it is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Headers(dict[str, str]):
         return isinstance(name, str) and super().__contains__(name.lower())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the header's value, or `default`."""
         return super().get(name.lower(), default)
 
 
@@ -42,16 +40,13 @@ class RequestProcessor:
         self._phrase = ""
 
     def get_request_id(self) -> str:
-        """Return the id of the request."""
         return self._request_id
 
     def get_request_property(self, key: str) -> str | None:
-        """Return a header of the request, or None."""
         value: str | None = self._request_headers.get(key)
         return value
 
     def get_request_properties(self) -> dict[str, str]:
-        """Return all headers of the request; names are case-insensitive."""
         return self._request_headers
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
@@ -61,11 +56,9 @@ class RequestProcessor:
         self._status, self._phrase = int(code), reason_phrase or ""
 
     def get_response_status_code(self) -> int:
-        """Return the status of the answer, 200 if none was set."""
         return self._status
 
     def get_response_status_phrase(self) -> str:
-        """Return the phrase that was set with the status."""
         return self._phrase
 
     def add_response_property(self, key: str, value: str) -> None:
@@ -75,7 +68,6 @@ class RequestProcessor:
         self._response_headers[key] = value
 
     def get_response_headers(self) -> dict[str, str]:
-        """Return the headers that were added to the answer."""
         return self._response_headers
 
     def get_response_header(self, key: str | None = None) -> Any:
@@ -152,19 +144,15 @@ class Context:
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """Return a header of the request, or None."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
-        """Return all headers of the request."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Add a header to the answer."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """Return the headers that were added to the answer."""
         return self.request_processor[idx].get_response_headers()
 
     def set_response_content_type(self, idx: int, value: str) -> None:
@@ -172,7 +160,6 @@ class Context:
         self.request_processor[idx].add_response_property("content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """Return the content type that was set, or None."""
         value: str | None = self.request_processor[idx].get_response_header("content-type")
         return value
 
@@ -181,7 +168,6 @@ class Context:
         self.request_processor[idx].report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        """Return the status of the answer and its phrase."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 

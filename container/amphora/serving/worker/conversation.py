@@ -292,7 +292,7 @@ class Conversation:
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
         details = {"code": error.code, "message": str(error), "param": error.param}
-        message = messages.Error(
-            id=item.id, status=error.status, headers=item.reply_headers, error=details
+        headers = item.reply_headers
+        self._send_message(
+            messages.Error(id=item.id, status=error.status, headers=headers, error=details)
         )
-        self._send_message(message)

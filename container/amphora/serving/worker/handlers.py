@@ -3,12 +3,9 @@
 `<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
 `input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three; or a `handler.py` the
 class `EndpointHandler` of Hugging Face's Inference Endpoints. If there is neither, the image's own
-handlers (`code/inference.py`) answer. If it defines some, those that are missing come from
-`code/defaults.py`, which behaves like the image that the file was written for: most of these
-functions depend on the loaded model, so `Handlers.completed` adds them later.
-
-The user's functions are looked up and checked once, before the model is loaded; a function's
-parameters then also decide whether it takes `context`.
+handlers (`code/inference.py`) answer. Missing functions come from `code/defaults.py`, which behaves
+like the image that the file was written for; most depend on the loaded model, so that
+`Handlers.completed` adds them later. Functions are checked once, before the model is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from amphora.common.errors import CodeError
 from amphora.serving import handler_files
 from amphora.serving.handler_files import ENDPOINT_HANDLER, HANDLER_SERVICE
 from amphora.serving.protocol import media_types
-from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.worker import modules
 
 LOG = logging.getLogger("amphora.worker")
@@ -163,8 +160,7 @@ def resolve(
         image_code: The folder with the image's inference.py and defaults.py.
         model_dir: The model's folder, which the defaults look at if the user has no code.
 
-    Raises:
-        CodeError: A file, an import or a signature is wrong.
+    Raises CodeError if a file, an import or a signature is wrong.
     """
     modules.add_image(image_code)
     user = modules.user_module(code_dir, program)
@@ -226,7 +222,7 @@ def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
 
     def predict(data: Any, model: Any) -> Any:
         if not isinstance(data, Mapping):
-            raise Fault(400, "bad_request", 'Send an object, such as {"inputs": "a text"}.')
+            raise bad_request('Send an object, such as {"inputs": "a text"}.')
         return model(data)
 
     return {
@@ -238,7 +234,7 @@ def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
 def _check_code(
     user: ModuleType | None, defined: set[str], code_dir: Path, model_dir: Path | None
 ) -> None:
-    """Raise CodeError if the user's code has what only other servers run."""
+    """Raise CodeError if the user's code has what only other servers run or call."""
     service = code_dir / HANDLER_SERVICE
     files = [service] if service.is_file() else []
     if user is not None and not defined:
@@ -248,30 +244,25 @@ def _check_code(
             files.append(Path(user.__file__ or ""))
     if files:
         raise CodeError(
-            f"{files[0]} is a handler service (handle(data, context)), which this server does not"
-            " run.",
+            f"{files[0]} is a handler service (handle(data, context)), which is not run here.",
             "Define model_fn and transform_fn, or input_fn, predict_fn and output_fn, in"
             " inference.py.",
         )
-    if user is not None:
-        if defined - _COMPANIONS or not hasattr(user, ENDPOINT_HANDLER):
-            _check_names(user, defined)
+    if user is None:
+        names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
+        paths = sorted(code_dir.glob("*.py"))
+        for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
+            unused = [name for name in handler_files.unused_names(path) if name in names]
+            if unused or (path in paths and path.stem.lower() in _SERVERS):
+                what = f", which defines {', '.join(unused)}," if unused else ""
+                raise CodeError(
+                    f"{path}{what} is not run.",
+                    f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
+                    "or remove it to use the image's own handlers.",
+                )
         return
-    names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
-    paths = sorted(code_dir.glob("*.py"))
-    for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
-        unused = [name for name in handler_files.unused_names(path) if name in names]
-        if unused or (path in paths and path.stem.lower() in _SERVERS):
-            what = f", which defines {', '.join(unused)}," if unused else ""
-            raise CodeError(
-                f"{path}{what} is not run.",
-                f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
-                "or remove it to use the image's own handlers.",
-            )
-
-
-def _check_names(user: ModuleType, defined: set[str]) -> None:
-    """Raise CodeError if the user's module defines what only other servers call."""
+    if not defined - _COMPANIONS and hasattr(user, ENDPOINT_HANDLER):
+        return
     path = Path(user.__file__ or "")
     unused = handler_files.unused_names(path) if path.suffix == ".py" else []
     renamed = {}

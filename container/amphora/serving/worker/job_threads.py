@@ -1,8 +1,7 @@
 """Jobs of one worker that take turns: each has a thread, and one thread runs at a time.
 
-A prediction of many model calls calls `pause()` between them. If another job waits, or a frame has
-arrived from the front, its thread blocks there until its next turn. So handlers that pause need no
-locks, and a short request waits for one model call instead of thousands.
+Between its model calls a long prediction calls `pause()`, where its thread blocks until its next
+turn if other work waits. So handlers need no locks, and a short request waits for one model call.
 """
 
 from __future__ import annotations
@@ -91,15 +90,12 @@ class Turns:
     main one."""
 
     def __init__(self, is_wanted: Callable[[], bool]) -> None:
-        """
-        Args:
-            is_wanted: Whether the main thread has something to do before the next turn.
-        """
         self.slices = 0
         """Turns that were given."""
         self.outside_until: float | None = None
         """CPU time of the main thread after which work outside of jobs ends at its next pause."""
         self._is_wanted = is_wanted
+        """Returns whether the main thread has something to do before the next turn."""
         self._jobs: deque[Job] = deque()
         """The job whose last turn (or arrival) is longest ago comes first."""
         self._oldest_ran = 0.0
@@ -125,7 +121,6 @@ class Turns:
         return any(job.is_ready for job in self._jobs)
 
     def add(self, works: list[Callable[[], None]]) -> list[Job]:
-        """Add a job for each piece of work, and return them."""
         jobs = [Job(work) for work in works]
         self._jobs.extend(jobs)
         return jobs
@@ -191,9 +186,7 @@ class Turns:
         Args:
             until: What the job waits for, evaluated between other jobs' turns; None: only its turn.
 
-        Raises:
-            ClientLeft: The client has gone.
-            TakesLong: There is no job, and `outside_until` has passed.
+        Raises ClientLeft if the client has gone, TakesLong if `outside_until` has passed.
         """
         job = self._running
         if job is None and self.outside_until is not None:

@@ -1,8 +1,7 @@
 """A model worker: a process of its own that loads the model and answers what the front sends it.
 
-Started as `python -m amphora.serving.worker.main FD`. After `load` it may be asked to `fork`: each
-child then serves on a socket of its own, and shares the loaded model's pages with its parent. If a
-fork is not safe (an accelerator, or threads that already run), the process itself serves.
+Started as `python -m amphora.serving.worker.main FD`. After `Load`, it serves itself, or forks
+workers that serve on sockets of their own and share the loaded model's pages.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, cast
 from amphora.common import logs
 from amphora.common.errors import AmphoraError
 from amphora.serving.protocol import messages
-from amphora.serving.protocol.messages import Failed, Forked, Load, Loaded, Serve
+from amphora.serving.protocol.messages import Failed, Forked, Load, Loaded
 from amphora.serving.worker import conversation, handlers, runner
 
 LOG = logging.getLogger("amphora.worker")
@@ -49,12 +48,11 @@ def main(argv: list[str] | None = None) -> int:
         model_runner = _load(control, load)
         while model_runner is not None:
             order, _ = messages.receive(control)
-            if isinstance(order, Serve):
-                _use_threads(order.threads)
-                conversation.Conversation(control, model_runner).serve()
-            else:
+            if order.fork:
                 _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
-                _fork(control, descriptor, order.threads, model_runner)
+                _fork(control, descriptor, load.threads, model_runner)
+            else:
+                _serve(control, load.threads, model_runner)
     return 0
 
 
@@ -64,45 +62,40 @@ def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
     # Imports leave no garbage, and the collector would take a quarter of their time.
     gc.disable()
     try:
-        resolved = handlers.resolve(
-            Path(order.code_dir),
-            order.program,
-            Path(order.image_code),
-            Path(order.runner.model_dir),
-        )
+        image_code, model_dir = Path(order.image_code), Path(order.model_dir)
+        resolved = handlers.resolve(Path(order.code_dir), order.program, image_code, model_dir)
         # Imported objects are never freed, and a collection of them takes a tenth of the start.
         gc.freeze()
-        model_runner = runner.load(resolved, order.runner)
-    except AmphoraError as error:
-        reason = str(error)
+        model_runner = runner.load(resolved, order)
     except (Exception, SystemExit) as error:
-        LOG.exception("The model could not be loaded.")
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        is_forkable = order.share
-        if is_forkable:
-            # tqdm starts a thread with its first progress bar, and all bars have ended.
-            for thread in threading.enumerate():
-                if type(thread).__name__ == "TMonitor":
-                    cast(Any, thread).exit()
-            # A fork loses other threads, and keeps their locks.
-            tasks = Path("/proc/self/task")
-            is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
-        loaded = Loaded(
-            batches="predict_batch_fn" in model_runner.handlers,
-            turns="turns_fn" in model_runner.handlers,
-            description=model_runner.description,
-            forkable=is_forkable,
-            seconds=round(time.monotonic() - started, 3),
-        )
-        gc.enable()
-        # Return memory that loading has freed to the system, so that forks do not keep it.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-        messages.send(control, loaded)
-        return model_runner
-    messages.send(control, Failed(reason=logs.mask(reason)))
-    return None
+        reason = str(error)
+        if not isinstance(error, AmphoraError):
+            LOG.exception("The model could not be loaded.")
+            reason = f"{type(error).__name__}: {error}"
+        messages.send(control, Failed(reason=logs.mask(reason)))
+        return None
+    is_forkable = order.share
+    if is_forkable:
+        # tqdm starts a thread with its first progress bar, and all bars have ended.
+        for thread in threading.enumerate():
+            if type(thread).__name__ == "TMonitor":
+                cast(Any, thread).exit()
+        # A fork loses other threads, and keeps their locks.
+        tasks = Path("/proc/self/task")
+        is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
+    loaded = Loaded(
+        batches="predict_batch_fn" in model_runner.handlers,
+        turns="turns_fn" in model_runner.handlers,
+        description=model_runner.description,
+        forkable=is_forkable,
+        seconds=round(time.monotonic() - started, 3),
+    )
+    gc.enable()
+    # Return memory that loading has freed to the system, so that forks do not keep it.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    messages.send(control, loaded)
+    return model_runner
 
 
 def _fork(
@@ -112,11 +105,11 @@ def _fork(
         """Reap children that have ended, and log signals and exit codes that ended them."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                child, child_status = ended
-                code = os.waitstatus_to_exitcode(child_status)
+                child, code = ended[0], os.waitstatus_to_exitcode(ended[1])
                 if code < 0:
-                    name = signal.Signals(-code).name
-                    LOG.error("Model worker %d was killed by %s.", child, name)
+                    LOG.error(
+                        "Model worker %d was killed by %s.", child, signal.Signals(-code).name
+                    )
                 elif code > 0:
                     LOG.error("Model worker %d ended with exit code %d.", child, code)
 
@@ -133,10 +126,8 @@ def _fork(
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
-        _use_threads(threads)
-        sock = socket.socket(fileno=descriptor)
-        conversation.Conversation(sock, model_runner).serve()
-        status = 0
+        # It ends by EOFError or SystemExit, when the front closes the socket.
+        _serve(socket.socket(fileno=descriptor), threads, model_runner)
     except (EOFError, SystemExit):
         status = 0
     except Exception:
@@ -147,11 +138,12 @@ def _fork(
         os._exit(status)
 
 
-def _use_threads(threads: int) -> None:
-    """Set torch's threads. Loading used one, so that no thread pool was lost in a fork."""
+def _serve(sock: socket.socket, threads: int, model_runner: runner.ModelRunner) -> None:
+    # Loading used one thread, so that no thread pool was lost in a fork.
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+    conversation.Conversation(sock, model_runner).serve()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Imports files by their paths: the user's handlers, and the image's own.
 
-The user's folder comes first on sys.path and the image's is not on it, so that `import utils` in a
-user's file finds the user's module, never the image's. Only the image's packages can be imported by
-name from both sides; a user's module of the same name is refused if the image's is needed.
+The user's folder comes first on sys.path and the image's is not on it, so that a user's `import
+utils` never finds the image's module. Only the image's packages can be imported by name; a user's
+module of the same name is refused if the image's is needed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ LOG = logging.getLogger("amphora.worker")
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     """Import the module of the user's handlers; return None if there is none.
 
-    Raises:
-        CodeError: The program is not there, or cannot be imported.
+    Raises CodeError if the program is not there, or cannot be imported.
     """
     path = handler_files.handlers_path(code_dir, program)
     dotted = program if program and handler_files.DOTTED.fullmatch(program) else ""
@@ -45,12 +44,11 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         if not program:
             return None
         names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
+        listed = f"It holds {', '.join(names) or 'no Python file'}.{did_you_mean(program, names)}"
         raise CodeError(
-            f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
-            f" It holds {', '.join(names) or 'no Python file'}.",
+            f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file. {listed}",
             "Name the file that defines the handlers, as a path inside that folder; or set the "
-            "variable to an empty value to use the image's own handlers."
-            + did_you_mean(program, names),
+            "variable to an empty value to use the image's own handlers.",
         )
     if str(code_dir) in sys.path:
         sys.path.remove(str(code_dir))
@@ -67,10 +65,9 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
 
 
 def load_image(image_code: Path, name: str) -> ModuleType:
-    """Import the file `name`.py of the image's code folder, never seen by a user's imports.
+    """Import the file `name`.py of the image's code folder, which a user's imports never find.
 
-    Raises:
-        CodeError: It cannot be imported, or a module of the user's hides one of its packages.
+    Raises CodeError if that fails, or a module of the user's hides one of its packages.
     """
     path = image_code / f"{name}.py"
     packages = add_image(image_code)
@@ -82,8 +79,7 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         if not any(Path(location).is_relative_to(image_code) for location in paths if location):
             raise CodeError(
                 f"The user's code has a module {package!r}, which hides the image's package of that"
-                f" name, and {path.name} of the image is needed for the functions that it leaves"
-                " out.",
+                f" name, and {path.name} of the image is needed for functions that it leaves out.",
                 "Rename the module, or define model_fn, input_fn, predict_fn and output_fn.",
             )
     spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
@@ -140,9 +136,9 @@ def _import_error(path: Path, error: Exception) -> CodeError:
         location = f"{frame.filename}, line {frame.lineno}"
     advice = transformers4.remedy(str(error))
     if isinstance(error, ModuleNotFoundError) and not advice:
+        what = f"it needs the module {error.name!r}, which is not installed"
         return CodeError(
-            f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
-            f" ({location}).",
+            f"{path} cannot be imported: {what} ({location}).",
             "Add its package to the model's code/requirements.txt, or its file to code/.",
         )
     return CodeError(

@@ -76,7 +76,6 @@ class ModelRunner:
 
     @cached_property
     def system_properties(self) -> dict[str, Any]:
-        """Return the value of `Context.system_properties`."""
         return {
             "model_dir": self.settings.model_dir,
             # A worker sees one GPU only.
@@ -94,7 +93,6 @@ class ModelRunner:
         session: dict[str, Any] | None = None,
         path: str = "/invocations",
     ) -> Context:
-        """Make the context of a request."""
         return Context(
             request_id, headers, self.system_properties, session, path,
             model_name=self.settings.model_name,
@@ -261,20 +259,19 @@ def _fault_of(handler: Handler, error: BaseException) -> Fault:
         handler.name == "transform_fn" and is_undecodable
     ):
         status = 400
-    code = getattr(error, "code", None) if getattr(error, "status_code", None) == status else None
+    code = getattr(error, "code", None) if declared == status else None
     if not isinstance(code, str):
         codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
         code = "out_of_memory" if status == _FULL else codes.get(status, "handler_failed")
     reason = str(error)
     if status >= 500:
-        advice = transformers4.remedy_of(error) or handler.advice
         reason = f"failed: {type(error).__name__}: {error}"
-        if advice:
+        if advice := transformers4.remedy_of(error) or handler.advice:
             reason = f"{reason.rstrip('.')}. {advice}"
     # An error that declares its status is written for clients, who do not know the functions.
     if status >= 500 or declared != status:
         reason = f"{handler.name}: {reason}"
-    param = getattr(error, "param", None)
-    fault = Fault(status, code, logs.mask(reason), param if status < 500 else None)
+    param = getattr(error, "param", None) if status < 500 else None
+    fault = Fault(status, code, logs.mask(reason), param)
     fault.__cause__ = error
     return fault
