@@ -95,7 +95,7 @@ class Resumable(Trainer):
         self._writer = Background()
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
-        self._has_logged_waiting = False
+        self._has_logged_waiting = self._is_finished = False
         self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_BeforeSteps(self))
 
@@ -134,19 +134,12 @@ class Resumable(Trainer):
                 f"this job was finished before, at step {self.before.global_step}: nothing is "
                 "trained. To train again, use an empty checkpoints folder"
             )
-            if not self.is_fsdp_enabled:
-                self._load_from_checkpoint(str(checkpoint.path))
-                self.state = TrainerState.load_from_json(str(checkpoint.path / _STATE))
-                if evaluation_is_due(self.args, self.state):
-                    self._determine_best_metric(self.evaluate(), None)
-                    self._name_the_best()
-                self._load_best_if_kept()
-                return {}
+            self._is_finished = True
         try:
             trained: TrainOutput = super().train(
                 resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path)
             )
-        except _StoppedEarly:
+        except _NoSteps:
             self.is_in_train = False
             self._load_best_if_kept()
             return {}
@@ -178,7 +171,7 @@ class Resumable(Trainer):
             return super().evaluate(eval_dataset, *args, **options)
         except Interrupted:
             # After training, its last checkpoint exists, and the model may have the best weights.
-            if self._saves and self.is_in_train:
+            if self._saves and self.is_in_train and not self._is_finished:
                 self._save_checkpoint(self.model_wrapped, None)
             self.leave()
             raise
@@ -198,15 +191,17 @@ class Resumable(Trainer):
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
 
         Called before the first step: weights and state are loaded, and no random number of the step
-        has been drawn. If the evaluation ends training by early stopping, no step may follow, as in
-        a run without interruption.
+        has been drawn. No step may follow if the job was finished, or if the evaluation ends it by
+        early stopping, as in a run without interruption.
         """
-        if not evaluation_is_due(self.args, self.state):
-            return
-        self._determine_best_metric(self.evaluate(), None)
-        if self.control.should_training_stop:
-            self._save_checkpoint(self.model_wrapped, None)
-            raise _StoppedEarly
+        if evaluation_is_due(self.args, self.state):
+            self._determine_best_metric(self.evaluate(), None)
+            self._name_the_best()
+            if self.control.should_training_stop and not self._is_finished:
+                self._save_checkpoint(self.model_wrapped, None)
+                self._is_finished = True
+        if self._is_finished:
+            raise _NoSteps
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
         """Log. At the end of training, wait first: the Trainer then looks for checkpoints."""
@@ -405,8 +400,8 @@ class Resumable(Trainer):
         return torch.stack(everyones(tensors.cpu()))
 
 
-class _StoppedEarly(Exception):
-    """Raised if the evaluation before the first step ends training."""
+class _NoSteps(Exception):
+    """Raised before the first step if none is left."""
 
 
 class _BeforeSteps(TrainerCallback):

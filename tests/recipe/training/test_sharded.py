@@ -47,3 +47,22 @@ def test_shards_learn_what_one_process_does_and_resume(
     assert f"resuming from {rest.checkpoints}/checkpoint-3" in rest.log
     assert rest.losses == {step: loss for step, loss in half.losses.items() if step > 3}
     assert rest.files == half.files
+
+
+def test_a_finished_training_of_shards_takes_no_further_step(
+    tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
+    """Early stopping ended it before its last step; the next start writes the results only."""
+    data, arguments = make("text-classification", tmp_path)
+    job = Job(tmp_path / "job", {"train": data}, arguments, {**preloaded, **QUICK})
+    argv = ("--batch_size", "4", "--lr", "1e-9", "--epochs", "9", "--eval_strategy", "epoch",
+            "--save_strategy", "epoch", "--logging_steps", "1", "--early_stopping_patience", "1",
+            "--early_stopping_threshold", "1", *SHARDED)  # fmt: skip
+    job.finish(*argv, processes=2)
+    losses, files = job.losses, job.files
+    assert losses
+    (job.model / "model.safetensors").unlink()
+    job.finish(*argv, processes=2)
+    assert "this job was finished before" in job.log
+    assert not job.losses
+    assert job.files == files
