@@ -85,7 +85,22 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
             )
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
-    notes += _notes_of(values, folders)
+    steps = values.get("max_train_steps") or -1
+    if steps > 0 and "num_train_epochs" in values:
+        epochs = values["num_train_epochs"]
+        notes.append(f"max_train_steps={steps} overrides num_train_epochs={epochs:g}")
+    if values.get("hub_model_id") and not values.get("push_to_hub"):
+        repository = values["hub_model_id"]
+        notes.append(f"hub_model_id={repository} has no effect: push_to_hub is not set")
+    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
+        notes.append("hub_strategy=every_save: the model is pushed to the hub only once, after "
+                     "training")  # fmt: skip
+    folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
+    model = folders.model_dir.absolute() if folders else None
+    if folders and folder and model in (folder, *folder.parents):
+        del values["output_dir"]
+        notes.append(f"output_dir={folder} would be packed with the model: checkpoints are saved "
+                     f"in {folders.checkpoints}")  # fmt: skip
     common = {name: values.pop(name) for name in _COMMON & {*values}}
     of_tasks = {name: values.pop(name) for name in FIELDS.keys() & values}
     try:
@@ -119,9 +134,6 @@ def _translated(
     written: str, value: str, notes: list[str], folders: Folders | None
 ) -> tuple[str, str]:
     """Return this recipe's name and value for an argument; an empty name if it has no effect.
-
-    Args:
-        notes: Receives a note for an argument without effect.
 
     Raises:
         HyperparameterError: The name is unknown, or the recipe does not support what it requests.
@@ -162,25 +174,6 @@ def _translated(
             did_you_mean(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
         )
     return name, value
-
-
-def _notes_of(values: dict[str, Any], folders: Folders | None) -> Iterator[str]:
-    """Yield notes about conflicting values, and move output_dir out of the model's folder."""
-    steps = values.get("max_train_steps") or -1
-    if steps > 0 and "num_train_epochs" in values:
-        yield (f"max_train_steps={steps} overrides num_train_epochs={values['num_train_epochs']:g}")
-    if values.get("hub_model_id") and not values.get("push_to_hub"):
-        yield f"hub_model_id={values['hub_model_id']} has no effect: push_to_hub is not set"
-    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
-        yield "hub_strategy=every_save: the model is pushed to the hub only once, after training"
-    folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
-    model = folders.model_dir.absolute() if folders else None
-    if folders and folder and model and model in (folder, *folder.parents):
-        del values["output_dir"]
-        yield (
-            f"output_dir={folder} would be packed with the model: checkpoints are saved in "
-            f"{folders.checkpoints}"
-        )
 
 
 def _convert(name: str, value: str, notes: list[str]) -> Any:
@@ -247,7 +240,10 @@ def _structured(name: str, text: str) -> Any:
         return ",".join(f"{key}={value}" for key, value in pairs.items())
     if name not in _OBJECTS:
         return text
-    value = _literal(text) if text.startswith("{") else _object(text)
+    value = _literal(text)
+    pairs = {match[1]: _literal(match[2].strip()) for match in _PART.finditer(text)}
+    if pairs and not text.startswith("{") and not _PART.sub("", text).strip():
+        value = pairs
     if isinstance(value, dict):
         return value
     if name == "fsdp_config" and text.endswith(".json"):
@@ -256,17 +252,6 @@ def _structured(name: str, text: str) -> Any:
         f"Hyperparameter {name} has value {text!r}, which is not an object.",
         'Give JSON, such as {"key": 1}, or key=1,other=2.',
     )
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """Return the object that `key=value,...` writes; None if it is something else."""
-    pairs, end = {}, 0
-    for match in _PART.finditer(text):
-        if text[end : match.start()].strip():
-            return None
-        pairs[match[1]] = _literal(match[2].strip())
-        end = match.end()
-    return pairs if pairs and end == len(text) else None
 
 
 def _literal(text: str) -> Any:

@@ -326,7 +326,6 @@ def note_and_remedy(
 
     Args:
         name: A name of `LEFTOVERS`, `ADVICE`, `DATA_FOLDERS` or `OUTPUTS`.
-        channels: Channel name to its folder.
         outputs: The folders that the variables in `OUTPUTS` name.
     """
     if value.lower() in UNSET:
@@ -334,9 +333,19 @@ def note_and_remedy(
     if name in ADVICE:
         return "", ADVICE[name]
     if name in DATA_FOLDERS:
-        if _is_in_place(Path(value), name, channels):
+        path, meant = Path(value), DATA_FOLDERS[name]
+        # A single channel holds training data, whatever its name.
+        are_all = not meant or (len(channels) == 1 and meant is _TRAIN)
+        fitting = [folder for key, folder in channels.items() if are_all or key.lower() in meant]
+        is_read = path in fitting or {folder.parent for folder in fitting} == {path}
+        if name.endswith("file"):
+            # The channel must have no other file.
+            holding = next((folder for folder in fitting if folder in path.parents), None)
+            files = [file for file in holding.rglob("*") if file.is_file()] if holding else []
+            is_read = [file for file in files if not file.name.startswith((".", "_"))] == [path]
+        if is_read:
             return f"{name} is the folder of a channel", ""
-        return "", _BY_CHANNELS.format(next(iter(DATA_FOLDERS[name]), "train"))
+        return "", _BY_CHANNELS.format(next(iter(meant), "train"))
     if name in OUTPUTS:
         variable = OUTPUTS[name]
         if outputs.get(variable) == Path(value):
@@ -346,26 +355,3 @@ def note_and_remedy(
     if values is None or value.lower() in values:
         return f"{name}={value} has no effect: {line}", ""
     return "", remedy
-
-
-def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
-    """Return whether the recipe reads exactly `path` from the channels that the name may mean."""
-    channel_names = DATA_FOLDERS[name]
-    # A single channel holds training data, whatever its name.
-    is_only = len(channels) == 1
-    fitting = [
-        folder
-        for key, folder in channels.items()
-        if not channel_names
-        or key.lower() in channel_names
-        or (is_only and channel_names is _TRAIN)
-    ]
-    if not name.endswith("file"):
-        return path in fitting or {folder.parent for folder in fitting} == {path}
-    holding = [folder for folder in fitting if folder in path.parents]
-    visible = [
-        file
-        for file in (holding[0].rglob("*") if holding else ())
-        if file.is_file() and not file.name.startswith((".", "_"))
-    ]
-    return visible == [path]

@@ -122,7 +122,18 @@ class Hyperparameters(DataSettings, ModelSettings):
             value = values.get(name)
             if value is not None and value not in known:
                 yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
-        yield from _unsupported(self.passed)
+        if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
+            # Imported late: servers use this module, and this import takes a tenth of a second.
+            from transformers import TrainingArguments
+
+            usual = defaults_of(TrainingArguments)
+            usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
+            for name, value in given.items():
+                if value != usual.get(name):  # transformers 4 lacks some of them
+                    yield (
+                        f"Hyperparameter {name} has value {value!r}, which this recipe does not "
+                        f"support: {REFUSED[name]}. Leave it out."
+                    )
         if self.load_in_4bit and self.lora_r is None:
             yield (
                 "load_in_4bit=True freezes the model's weights, and needs adapters to train. Give "
@@ -225,23 +236,6 @@ def defaults_of(kind: type) -> dict[str, Any]:
         else item.default_factory()
         for item in dataclasses.fields(kind)
     }
-
-
-def _unsupported(passed: Mapping[str, Any]) -> Iterator[str]:
-    given = {name: passed[name] for name in REFUSED if passed.get(name) is not None}
-    if not given:
-        return
-    # Imported late: servers use this module, and this import takes a tenth of a second.
-    from transformers import TrainingArguments
-
-    usual = defaults_of(TrainingArguments)
-    usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
-    for name, value in given.items():
-        if value != usual.get(name):  # transformers 4 lacks some of them
-            yield (
-                f"Hyperparameter {name} has value {value!r}, which this recipe does not support: "
-                f"{REFUSED[name]}. Leave it out."
-            )
 
 
 _OF_TASKS: Mapping[str, Sequence[str]] = {

@@ -36,13 +36,7 @@ REWARDS = (
 )
 """Scores of preference pairs."""
 WRITING_SCORES: Sequence[str] = (
-    "rouge1",
-    "rouge2",
-    "rougeL",
-    "rougeLsum",
-    "bleu",
-    "chrf",
-    "gen_len",
+    *("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "gen_len"),
 )
 """Scores of generated text."""
 ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from recipe.errors import DataError
 from recipe.option_fields import ABOVE_0, AT_LEAST_1, BUDGET, NOT_BELOW_0, SHARE, Effect, option
 from recipe.task_table import TASKS
 
@@ -17,6 +18,11 @@ PROBLEMS = ("single_label_classification", "multi_label_classification", "regres
 """Values of `problem_type`, as in a model's configuration."""
 SPLIT, TRUNCATE = "split", "truncate"
 """Values of `long_texts`."""
+
+
+def separated(values: str | None) -> list[str]:
+    """Return the values of a hyperparameter, which commas separate."""
+    return [value.strip() for value in (values or "").split(",") if value.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,18 +365,44 @@ class DataSettings(JobSettings):
     target_lang: str | None = option(None, "translation: language of the targets.", "tgt_lang")
 
     @property
+    def ignored_columns(self) -> list[str]:
+        """Return the columns that ignore_columns names."""
+        return separated(self.ignore_columns)
+
+    @property
+    def columns_by_role(self) -> dict[str, str]:
+        """Return the columns that the hyperparameter `columns` names, by their roles.
+
+        Raises:
+            DataError: its value is not `role:column,role:column`.
+        """
+        pairs = [pair.partition(":") for pair in separated(self.columns)]
+        if any(not (role.strip() and column.strip()) for role, _, column in pairs):
+            raise DataError(
+                f"Hyperparameter columns has value {self.columns!r}.",
+                "Give roles and their columns, such as columns=question:frage,context:kontext.",
+            )
+        return {role.strip(): column.strip() for role, _, column in pairs}
+
+    @property
+    def named_columns(self) -> set[str]:
+        """Return the columns to which hyperparameters give a role."""
+        values = [getattr(self, setting) for setting in COLUMN_SETTINGS]
+        names = {name for value in values if value for name in (value, *separated(value))}
+        return {*names, *self.columns_by_role.values()}
+
+    @property
     def names_in_header(self) -> bool | frozenset[str]:
-        """Return whether the first row of delimited text names the columns, as far as the user has
-        decided it: the hyperparameter `header`, or names of columns, which may occur in that
-        row."""
+        """Return the hyperparameter `header` or, without it, all columns that the user names: the
+        first row of delimited text is the header if it has one of these."""
         if self.header is not None:
             return self.header
-        values = [
-            value
-            for item in fields(self)
-            if item.name.endswith(("_column", "_columns"))
-            and isinstance(value := getattr(self, item.name), str)
-        ]
-        pairs = [pair.partition(":")[2] for pair in (self.columns or "").split(",")]
-        names = [name.strip() for value in values for name in value.split(",")] + pairs
-        return frozenset(filter(None, (*values, *names)))
+        return frozenset({*self.named_columns, *self.ignored_columns})
+
+
+COLUMN_SETTINGS = tuple(
+    item.name
+    for item in fields(DataSettings)
+    if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
+)
+"""The hyperparameters that name the column of a role."""

@@ -242,12 +242,8 @@ class Training:
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """Return the rows of every batch of all processes in the first `epochs` epochs."""
-        return [
-            rows
-            for epoch in range(epochs)
-            for batch in self.epoch(epoch, balanced)
-            for rows, _ in batch
-        ]
+        drawn = (self.epoch(epoch, balanced) for epoch in range(epochs))
+        return [rows for epoch in drawn for batch in epoch for rows, _ in batch]
 
     def typical(self, balanced: bool) -> list[Rows]:
         """Return the rows of batches of all processes, from which a shape is chosen. These are the

@@ -227,8 +227,6 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
 
     Args:
         order: Positions of samples, in random order.
-        lengths: Tokens of each sample.
-        size: Samples in a step; the last one may have fewer.
         random: Draws the steps; None for steps that are the same each time.
     """
     rows = _longest_first(order, lengths)
@@ -395,14 +393,14 @@ def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:
     alignment = ALIGNMENT * -(-int(longest.max()) // (ALIGNMENT * _BUCKETS_TRIED))
     lengths, counts = np.unique(-(-longest // alignment) * alignment, return_counts=True)
     tops, up_to = np.append(0, lengths), np.append(0, np.cumsum(counts))
-    # places[below, top]: the positions of the batches longer than one length and up to another,
-    # padded to the latter.
-    positions = np.where(
+    # padded[below, top]: the tokens of the batches longer than one length and up to another, padded
+    # to the latter.
+    padded = np.where(
         tops[:, None] < tops, tops * (up_to - up_to[:, None]).astype(np.float64), np.inf
     )
     best, below = np.append(0, np.full(len(lengths), np.inf)), []
     for _ in range(most):
-        total = best[:, None] + positions
+        total = best[:, None] + padded
         below.append(total.argmin(axis=0))
         best = np.append(0, total.min(axis=0)[1:])
     chosen: list[int] = []

@@ -139,7 +139,6 @@ def sharded(
 
     Args:
         hosts: The name of the host of each process.
-        rank: Of this process.
 
     Returns:
         The samples, and how many rows each host has, in the order of their ranks.

@@ -19,12 +19,11 @@ _MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "
 """What pandas reads as no value."""
 
 
-def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
+def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
     """Check that values are classes, unless problem_type is given.
 
     Args:
-        parts: Files of training data, possibly reduced to one row of each value, and their label
-            columns.
+        parts: Files of training data, possibly reduced to one row of each value.
         rows: The number of training rows.
 
     Raises:
@@ -34,7 +33,7 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
     """
     distinct: set[str] = set()
     are_strings = True
-    for part, column in parts:
+    for part in parts:
         values = part.table[column]
         if column in part.class_names or is_list(values.type):
             return
@@ -43,34 +42,34 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
     one_class = "or problem_type=single_label_classification if each of them is one class."
     if all(map(is_number, distinct)):
         one_class = f"problem_type=regression if they are numbers, {one_class}"
-    part, column = parts[0]
+    path = parts[0].path
     missing = distinct & _MISSING
     if "-1" in distinct and "0" in distinct and all(map(str.isdigit, distinct - {"-1"})):
         missing.add("-1")
     if missing:
         values_shown = ",".join(sorted(missing))
         raise DataError(
-            f"Column {column!r} of {part.path} has {values_shown}, which may be a class or stand "
+            f"Column {column!r} of {path} has {values_shown}, which may be a class or stand "
             "for no label.",
             f"Give missing_labels={values_shown} to leave these rows out, {one_class}",
         )
     if len(distinct) == rows >= _FEW_ROWS:
         raise DataError(
-            f"Column {column!r} of {part.path} has a different value in each of {rows} rows, "
+            f"Column {column!r} of {path} has a different value in each of {rows} rows, "
             f"such as {min(distinct)[:60]!r}.",
             f"Name the column of the classes in label_column, {one_class}",
         )
-    _check_files_share_classes(parts, one_class)
+    _check_files_share_classes(parts, column, one_class)
     if not are_strings:
         return
     if distinct and all(map(DATE.fullmatch, distinct)):
         raise DataError(
-            f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",
+            f"Column {column!r} of {path} holds dates, such as {min(distinct)!r}.",
             f"Name the column of the classes in label_column, {one_class}",
         )
     if any("," in label for label in distinct) and all(map(_COMMAS.fullmatch, distinct)):
         raise DataError(
-            f"Column {column!r} of {part.path} holds numbers with commas, such as "
+            f"Column {column!r} of {path} holds numbers with commas, such as "
             f"{next(label for label in sorted(distinct) if ',' in label)!r}.",
             "Write numbers with points; give label_separator=',' if these are several classes, "
             f"{one_class}",
@@ -83,31 +82,31 @@ def check_classes(parts: Sequence[tuple[Part, str]], rows: int) -> None:
         if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
             example = min(several)
             raise DataError(
-                f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
+                f"Column {column!r} of {path} has labels such as {example!r}, which look like "
                 f"several separated by {separator!r}.",
                 f"Give label_separator={separator!r}, {one_class}",
             )
 
 
-def check_numbers(parts: Sequence[tuple[Part, str]], rows: int) -> None:
+def check_numbers(parts: Sequence[Part], column: str, rows: int) -> None:
     """Check that numbers with fractions are not codes, unless problem_type is given.
 
     Raises:
         DataError: one ends with a zero, and others have fewer or more digits: 3.10 and 401.9.
     """
-    part, column = parts[0]
-    texts = {str(v).strip() for p, name in parts for v in p.table[name].unique().to_pylist()}
+    path = parts[0].path
+    texts = {str(v).strip() for part in parts for v in part.table[column].unique().to_pylist()}
     zeros = sorted(text for text in texts if _PADDED.fullmatch(text))
     if zeros and len({len(text.partition(".")[2]) for text in texts}) > 1:
         raise DataError(
-            f"Column {column!r} of {part.path} has {zeros[0]}, and others with more or fewer "
+            f"Column {column!r} of {path} has {zeros[0]}, and others with more or fewer "
             "digits: they may be numbers or codes.",
             "Give problem_type=regression if they are numbers, or "
             "problem_type=single_label_classification if each of them is one class.",
         )
 
 
-def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
+def check_lists(parts: Sequence[Part], column: str, row_count: int) -> None:
     """Check that lists hold classes, unless problem_type is given.
 
     Raises:
@@ -115,14 +114,14 @@ def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
             each part of a text, or classes that no two lists share.
     """
     parts = [
-        (part, name)
-        for part, name in parts
-        if name not in part.class_names and is_list(part.table[name].type)
+        part
+        for part in parts
+        if column not in part.class_names and is_list(part.table[column].type)
     ]
-    rows = [row for part, name in parts for row in part.table[name].to_pylist() if row]
+    rows = [row for part in parts for row in part.table[column].to_pylist() if row]
     if not rows:
         return
-    part, column = parts[0]
+    path = parts[0].path
     if all(isinstance(item, bool) for row in rows for item in row):
         what = "a truth value for each part of a text"
     elif all(len(row) == 2 and isinstance(row[0], int) and row[0] < row[1] for row in rows):
@@ -136,17 +135,17 @@ def check_lists(parts: Sequence[tuple[Part, str]], row_count: int) -> None:
     else:
         return
     raise DataError(
-        f"Column {column!r} of {part.path} holds {what}, such as {rows[0]}.",
+        f"Column {column!r} of {path} holds {what}, such as {rows[0]}.",
         "Name the column of the classes in label_column, or give "
         "problem_type=multi_label_classification if each item is a class.",
     )
 
 
-def _check_files_share_classes(parts: Sequence[tuple[Part, str]], one_class: str) -> None:
+def _check_files_share_classes(parts: Sequence[Part], column: str, one_class: str) -> None:
     """Raise DataError if no two files have a class in common, and one has several: the class may be
     in the names of the files."""
     of_files: dict[str, set[str]] = {}
-    for part, column in parts:
+    for part in parts:
         classes = {str(v) for v in part.table[column].unique().to_pylist()}
         of_files.setdefault(part.path.name, set()).update(classes)
     values = list(of_files.values())
@@ -154,13 +153,13 @@ def _check_files_share_classes(parts: Sequence[tuple[Part, str]], one_class: str
     if len(values) > 1 and is_apart and max(map(len, values)) > 1:
         shown = ", ".join(f"{name} ({min(known)!r} ...)" for name, known in of_files.items())
         raise DataError(
-            f"The files of the training data have no label of column {parts[0][1]!r} in common: "
+            f"The files of the training data have no label of column {column!r} in common: "
             f"{shown}. The class of a row may be in the name of its file.",
             f"Write it into a column of all files and name it in label_column, {one_class}",
         )
 
 
-CHECKS: Mapping[str, Callable[[Sequence[tuple[Part, str]], int], None]] = {
+CHECKS: Mapping[str, Callable[[Sequence[Part], str, int], None]] = {
     labels.SINGLE: check_classes,
     labels.NUMBER: check_numbers,
     labels.SEVERAL: check_lists,

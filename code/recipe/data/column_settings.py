@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -12,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.files.part import Part, is_string
 from recipe.errors import DataError, did_you_mean
-from recipe.settings import DataSettings
+from recipe.settings import COLUMN_SETTINGS, DataSettings, separated
 from recipe.spec import Column, Kind, TaskSpec
 
 _IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
@@ -161,14 +160,6 @@ def examples(part: Part, names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-SETTINGS = tuple(
-    item.name
-    for item in dataclasses.fields(DataSettings)
-    if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
-)
-"""The hyperparameters that name the column of a role."""
-
-
 def check_named(part: Part, settings: DataSettings) -> None:
     """Check that the columns exist that hyperparameters name, all at once.
 
@@ -176,10 +167,10 @@ def check_named(part: Part, settings: DataSettings) -> None:
         DataError: one or more do not.
     """
     names = part.table.column_names
-    requested = {key: split_names(part, value) for key in SETTINGS
+    requested = {key: split_names(part, value) for key in COLUMN_SETTINGS
                  if (value := getattr(settings, key))}  # fmt: skip
-    requested["columns"] = list(named_columns(settings).values())
-    requested["ignore_columns"] = ignored_columns(settings)
+    requested["columns"] = list(settings.columns_by_role.values())
+    requested["ignore_columns"] = settings.ignored_columns
     wrong = {
         name: key
         for key, columns in requested.items()
@@ -198,34 +189,4 @@ def check_named(part: Part, settings: DataSettings) -> None:
 
 def split_names(part: Part, value: str) -> list[str]:
     """Return the columns that a value names: one whose name has commas, or several."""
-    if value in part.table.column_names:
-        return [value]
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def all_named_columns(settings: DataSettings) -> set[str]:
-    """Return the columns that any hyperparameter names."""
-    values = [getattr(settings, key) or "" for key in SETTINGS]
-    names = {name.strip() for value in values for name in (value, *value.split(","))}
-    return (names | set(named_columns(settings).values())) - {""}
-
-
-def ignored_columns(settings: DataSettings) -> list[str]:
-    """Return the columns that the hyperparameter ignore_columns names."""
-    value = settings.ignore_columns or ""
-    return [name.strip() for name in value.split(",") if name.strip()]
-
-
-def named_columns(settings: DataSettings) -> dict[str, str]:
-    """Return the columns that the hyperparameter `columns` names, by their roles.
-
-    Raises:
-        DataError: its value is not `role:column,role:column`.
-    """
-    pairs = [pair.partition(":") for pair in (settings.columns or "").split(",") if pair.strip()]
-    if any(not (role.strip() and column.strip()) for role, _, column in pairs):
-        raise DataError(
-            f"Hyperparameter columns has value {settings.columns!r}.",
-            "Give roles and their columns, such as columns=question:frage,context:kontext.",
-        )
-    return {role.strip(): column.strip() for role, _, column in pairs}
+    return [value] if value in part.table.column_names else separated(value)

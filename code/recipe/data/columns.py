@@ -16,13 +16,10 @@ from dataclasses import dataclass
 
 from recipe.data.column_settings import (
     NOTHING,
-    SETTINGS,
     ColumnsError,
     check_named,
     examples,
-    ignored_columns,
     languages,
-    named_columns,
     naming_lines,
     quoted,
     several_candidates,
@@ -31,7 +28,7 @@ from recipe.data.column_settings import (
 )
 from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError
-from recipe.settings import DataSettings
+from recipe.settings import COLUMN_SETTINGS, DataSettings
 from recipe.spec import (
     HEADS_OF_TEXTS,
     IDENTIFIERS,
@@ -168,10 +165,20 @@ def select(
     if training is not None and not spec.mixes_forms:
         return _same_columns(part, training)
     check_named(part, settings)
-    matches = []
+    codes, matches = (settings.source_lang, settings.target_lang), []
     for form in spec.forms:
-        if is_detection and (form.needs_task or _is_half_read(part, form)):
+        if is_detection and form.needs_task:
             continue
+        if is_detection and [column.kind for column in form.columns] == [Kind.TEXT]:
+            # It would leave out columns that may belong to the sample.
+            others = [
+                name
+                for name in part.table.column_names
+                if normalized(name) not in map(normalized, form.columns[0].names)
+                and normalized(name.partition(":")[0]) not in IDENTIFIERS
+            ]
+            if any(_has_values(part, name) for name in others):
+                continue
         if (match := _match(part, form, settings, is_detection)) is None:
             continue
         # Hyperparameters of several tasks choose this one only if it knows the names they give.
@@ -180,7 +187,7 @@ def select(
             or spec.owns_settings
             or all(
                 form[role].setting not in _SHARED
-                or set(map(normalized, names)) <= _known_names(form[role], settings, True)[0]
+                or set(map(normalized, names)) <= _known_names(form[role], codes, True)[0]
                 for role, names in match.given.items()
             )
         ):
@@ -223,7 +230,7 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
     roles = {column.setting: column.role for column in form.columns if column.setting}
     pair = roles.get("text_pair_column")
     given: dict[str, list[str]] = {}
-    for key in SETTINGS:
+    for key in COLUMN_SETTINGS:
         value = getattr(settings, key)
         if not value:
             continue
@@ -235,18 +242,19 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
         if len(names) > 1 and not form[roles[key]].is_list:
             return None
         given[roles[key]] = names
-    for role, name in named_columns(settings).items():
+    for role, name in settings.columns_by_role.items():
         if role not in form.roles:
             return None
         given[role] = [name]
     is_half = roles.get("text_column") in given and pair is not None and pair not in given
     if is_half and form.is_pair:
         return None  # one text was named, not two
-    taken = {*itertools.chain(*given.values()), *ignored_columns(settings)}
+    taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
+    codes = settings.source_lang, settings.target_lang
     columns: dict[str, Sequence[str]] = {}
     for column in form.columns:
         hits = given.get(column.role, [])
-        for known in () if hits else _known_names(column, settings, is_detection):
+        for known in () if hits else _known_names(column, codes, is_detection):
             hits = hits or [
                 field.name
                 for field in part.table.schema
@@ -263,37 +271,25 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
     return _Match(form=form, given=given, columns=columns)
 
 
-def _is_half_read(part: Part, form: Form) -> bool:
-    """Return whether a form with one text would leave out columns that may belong to the sample."""
-    if [column.kind for column in form.columns] != [Kind.TEXT]:
-        return False
-    names = set(map(normalized, form.columns[0].names))
-    return any(
-        normalized(name) not in names
-        and normalized(name.partition(":")[0]) not in IDENTIFIERS
-        and _has_values(part, name)
-        for name in part.table.column_names
-    )
-
-
-def _known_names(
-    column: Column, settings: DataSettings, is_detection: bool
-) -> list[frozenset[str]]:
-    """Return the normalized names of a column; first those that count on their own."""
-    codes = settings.source_lang or "", settings.target_lang or ""
-    names = [column.names] if is_detection else [column.names, column.names_of_task]
-    return [_expanded(tuple(some), codes) for some in names]
-
-
 @functools.cache
-def _expanded(names: tuple[str, ...], codes: tuple[str, str]) -> frozenset[str]:
-    expanded = [name for name in names if "{" not in name]
-    # `en` stands for `en_XX`, too.
-    for source, target in {codes, (codes[0].split("_")[0], codes[1].split("_")[0])}:
-        if source and target and source != target:
-            values = {"source_lang": source, "target_lang": target}
-            expanded += [name.format(**values) for name in names if "{" in name]
-    return frozenset(map(normalized, expanded))
+def _known_names(
+    column: Column, codes: tuple[str | None, str | None], is_detection: bool
+) -> Sequence[frozenset[str]]:
+    """Return the normalized names of a column; first those that count on their own.
+
+    Args:
+        codes: The hyperparameters source_lang and target_lang. `en` stands for `en_XX`, too.
+    """
+    full = codes[0] or "", codes[1] or ""
+    known = []
+    for names in [column.names] if is_detection else [column.names, column.names_of_task]:
+        expanded = [name for name in names if "{" not in name]
+        for source, target in {full, (full[0].split("_")[0], full[1].split("_")[0])}:
+            if source and target and source != target:
+                values = {"source_lang": source, "target_lang": target}
+                expanded += [name.format(**values) for name in names if "{" in name]
+        known.append(frozenset(map(normalized, expanded)))
+    return known
 
 
 def _no_candidate(
@@ -301,7 +297,7 @@ def _no_candidate(
 ) -> DataError:
     """Return the refusal of a file that has no form of a task, by the form that lacks least."""
     if not matches:
-        named = [key for key in (*SETTINGS, "columns") if getattr(settings, key)]
+        named = [key for key in (*COLUMN_SETTINGS, "columns") if getattr(settings, key)]
         shown = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
         return ColumnsError(
             f"{spec.name} has no form of data with all the columns that are named: {shown}.",
@@ -324,7 +320,7 @@ def _no_candidate(
     if lines := languages(part, spec):
         missing = missing[:1]
     else:
-        read = {*itertools.chain(*match.columns.values()), *ignored_columns(settings)}
+        read = {*itertools.chain(*match.columns.values()), *settings.ignored_columns}
         lines = naming_lines(part, missing, read, settings)
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
@@ -348,7 +344,7 @@ def _check_unread(
     if any(column.role in match.given for column in inputs):
         return
     is_target_named = bool(match.given)
-    read = {*selection.names, *ignored_columns(settings)}
+    read = {*selection.names, *settings.ignored_columns}
     extras = set(map(normalized, match.form.extras))
     unread = [
         name
@@ -360,18 +356,25 @@ def _check_unread(
     ]
     if not unread:
         return
-    left_out = ",".join([*ignored_columns(settings), *unread])
+    left_out = ",".join([*settings.ignored_columns, *unread])
     ways = [f"ignore_columns={quoted(left_out)} to leave out what is not meant"]
     is_single = "text_pair" not in selection and takes_pairs(spec)
     is_text = is_string(part.table.schema.field(unread[0]).type)
     if is_single and len(unread) == is_text and [c.setting for c in inputs] == ["text_column"]:
         texts = quoted(f"{selection[inputs[0].role]},{unread[0]}")
         ways.append(f"text_column={texts} to read both texts as a pair")
-    ways += [
-        f"task={other.name} to read what belongs together"
-        for other in TASKS.values()
-        if other is not spec and _reads(part, other, settings, unread)
-    ]
+    for other in TASKS.values():
+        for form in other.forms:
+            if other is spec or form.needs_task:
+                continue
+            other_match = _match(part, form, settings, True)
+            if other_match is None or other_match.missing or other_match.ambiguous:
+                continue
+            also_read = {*itertools.chain(*other_match.columns.values())}
+            rest = [name for name in part.table.column_names if name not in also_read]
+            if {*unread} <= also_read and not any(_belongs(part, name, False) for name in rest):
+                ways.append(f"task={other.name} to read what belongs together")
+                break
     is_media = all(normalized(name.partition(".")[0]) in _MEDIA for name in unread)
     raise ColumnsError(
         f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
@@ -380,19 +383,6 @@ def _check_unread(
         SCRIPT if is_media else "",
         is_rival=len(selection.columns) > 1,
     )
-
-
-def _reads(part: Part, spec: TaskSpec, settings: DataSettings, names: Collection[str]) -> bool:
-    """Return whether another task reads some columns, and leaves none unread."""
-    for form in spec.forms:
-        match = None if form.needs_task else _match(part, form, settings, True)
-        if match is None or match.missing or match.ambiguous:
-            continue
-        read = set(itertools.chain(*match.columns.values()))
-        rest = [name for name in part.table.column_names if name not in read]
-        if set(names) <= read and not any(_belongs(part, name, False) for name in rest):
-            return True
-    return False
 
 
 def _belongs(part: Part, name: str, is_target_named: bool) -> bool:

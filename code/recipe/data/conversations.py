@@ -35,10 +35,7 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
     """Return a conversation as JSON, without the keys that a message does not use.
 
     Args:
-        part: The file, for messages.
-        row: The row of the file.
         value: A list of messages, or its JSON.
-        column: The column of the conversation.
         tools: The tools that the assistant may call: a list, or its JSON. With tools the JSON is an
             object of `messages` and `tools`, without them the list of messages.
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain
 from recipe.data.files.part import Part, is_list, is_number
-from recipe.errors import DataError, HyperparameterError
-from recipe.settings import PROBLEMS
+from recipe.errors import DataError, HyperparameterError, listed
+from recipe.settings import PROBLEMS, separated
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
 _WHOLE = re.compile(r"[-+]?\d+")
@@ -131,9 +131,9 @@ class LabelShape:
 
 
 def shape_of(
-    columns: Sequence[tuple[Part, str]], separator: str | None = None, problem: str | None = None
+    parts: Sequence[Part], column: str, separator: str | None = None, problem: str | None = None
 ) -> LabelShape:
-    """Return the encoding of the labels in (file, column) of the training data.
+    """Return the encoding of the labels in a column of the training data.
 
     Lists, and strings if a separator is given, are several classes for each row; numbers, if one
     has a fraction, are numbers; anything else is one class for each row.
@@ -142,10 +142,10 @@ def shape_of(
         separator: The hyperparameter label_separator.
         problem: The hyperparameter problem_type, which decides if it is given.
     """
-    nested = [part.table[name] for part, name in columns if is_list(part.table[name].type)]
+    columns = [part.table[column] for part in parts]
+    nested = [cells for cells in columns if is_list(cells.type)]
     texts: list[Any] = []
-    for part, name in columns if separator or problem else ():
-        cells = part.table[name]
+    for cells in columns if separator or problem else ():
         if pa.types.is_nested(cells.type):
             texts += (item for row in cells.to_pylist() for item in row or ())
         else:
@@ -153,30 +153,25 @@ def shape_of(
                 texts += text.split(separator) if separator else [text]
     are_codes = any(is_fraction(text) for text in texts if isinstance(text, str))
     if problem in (None, SEVERAL) and (nested or separator or problem):
-        rows = [row for column in nested for row in column.to_pylist() if row is not None]
+        rows = [row for cells in nested for row in cells.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
         # Lists such as [0, 1, 1], all of one length, cannot be lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
         return LabelShape(
             problem=SEVERAL, separator=separator, indicators=are_indicators, are_codes=are_codes
         )
-    if problem is None and all(_are_numbers(part, name) for part, name in columns):
-        return LabelShape(problem=NUMBER)
+    are_named = any(column in part.class_names for part in parts)
+    values = {
+        value
+        for cells in (() if problem or are_named else columns)
+        for value in cells.unique().to_pylist()
+        if value is not None
+    }
+    if all(isinstance(value, (int, float, str)) and is_number(str(value)) for value in values):
+        numbers = map(float, values)
+        if any(math.isfinite(number) and not number.is_integer() for number in numbers):
+            return LabelShape(problem=NUMBER)
     return LabelShape(problem=problem or SINGLE, are_codes=are_codes)
-
-
-def _are_numbers(part: Part, column: str) -> bool:
-    """Return whether all values are numbers, and some have a fraction."""
-    if column in part.class_names or pa.types.is_nested(part.table[column].type):
-        return False
-    values = part.table[column].unique().to_pylist()
-    if not all(isinstance(value, (int, float, str, type(None))) for value in values):
-        return False
-    texts = [str(value).strip() for value in values if value is not None]
-    if not all(is_number(text) for text in texts):
-        return False
-    numbers = [float(text) for text in texts]
-    return any(math.isfinite(number) and not number.is_integer() for number in numbers)
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
@@ -202,17 +197,17 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
     """
     if pa.types.is_nested(part.table[column].type):
         return part
-    none = [value.strip() for value in (missing or "").split(",") if value.strip()]
+    none = separated(missing)
     none += ["-1"] if column in part.class_names else []
     if plain(column) == "gold_label" and "+" not in (part.distinct(column, _ALPHABET) or []):
         none.append("-")
     if not none:
         return part
     kept = []
-    for first, piece in part.pieces(column):
-        texts = pc.utf8_trim_whitespace(pc.cast(piece.table[column], pa.large_string()))
+    for first, batch in part.batches([column]):
+        texts = pc.utf8_trim_whitespace(pc.cast(batch[column], pa.large_string()))
         is_labelled = pc.invert(pc.is_in(texts, pa.array(none, pa.large_string())))
-        kept.append(first + np.flatnonzero(is_labelled.to_numpy()))
+        kept.append(first + np.flatnonzero(is_labelled.to_numpy(zero_copy_only=False)))
     rows = np.concatenate([np.empty(0, np.int64), *kept])
     return part if len(rows) == part.table.num_rows else part.select(rows)
 
@@ -276,11 +271,42 @@ def classes(
     return Labels(tuple(sorted(counts, key=int) if numeric else sorted(counts)), problem)
 
 
+def name_codes(
+    parts: Sequence[Part], column: str, known: Labels, class_names: str
+) -> tuple[Labels, Labels]:
+    """Return integer classes as they are written, and with their names.
+
+    Args:
+        class_names: The hyperparameter: the names of the integers from 0 or from 1 on.
+
+    Raises:
+        DataError: The classes have names already, or there are more or fewer of them.
+    """
+    names = listed_names(class_names)
+    for part in parts:
+        if column in part.class_names or not all(map(_WHOLE.fullmatch, known.names)):
+            raise DataError(
+                f"class_names is given, and the labels in column {column!r} of {part.path} have "
+                "names already.",
+                "Leave class_names out: it names labels that are integers.",
+            )
+    codes = {int(name): name for name in known.names}
+    first = 0 if 0 in codes else 1
+    numbers = range(first, first + len(names))
+    if not codes.keys() <= set(numbers) or (first and len(names) not in codes):
+        raise DataError(
+            f"class_names has {len(names)} names, and the labels are {listed(known.names)}.",
+            "Give a name for each number from 0 on (or exactly from 1 to the last one).",
+        )
+    written = tuple(codes.get(number, str(number)) for number in numbers)
+    return Labels(written, known.problem), Labels(tuple(names), known.problem)
+
+
 def listed_names(given: str) -> list[str]:
     """Return the names in the hyperparameter class_names: with commas, or a JSON list.
 
     Raises:
-        HyperparameterError: It begins as a list, and is none.
+        HyperparameterError: It begins with a bracket, but is not a JSON list.
     """
     try:
         names = json.loads(given) if given.startswith("[") else given.split(",")

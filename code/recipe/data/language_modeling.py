@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS, TOOLS
-from recipe.data.conversations import EXAMPLE, conversation
+from recipe.data.conversations import conversation
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_string
-from recipe.data.files.spool import spooled, spooled_column
+from recipe.data.files.spool import spooled_column
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
 from recipe.data.reading import Read, describe_files, only, read_columns
@@ -50,9 +49,6 @@ class Texts(DataSets):
 
 def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -> Texts:
     """Read and split the documents of a job's channels.
-
-    Args:
-        spec: The task, whose forms list the possible columns.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -148,9 +144,7 @@ def _usable(read: Read, notes: list[str]) -> Read:
         read = dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
     if COMPLETION in columns:
         cells = read.part.table[columns[COMPLETION]]
-        is_kept = cells.is_valid()
-        if is_string(cells.type):
-            is_kept = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
+        is_kept = values.has_text(cells) if is_string(cells.type) else cells.is_valid()
         part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
         if PROMPT in columns:
             prompt = columns[PROMPT]
@@ -187,35 +181,16 @@ def _documents(read: Read) -> pa.Table:
     part, chosen = read.part, read.columns
     if TOKEN_IDS in chosen:
         return pa.table({TOKEN_IDS: values.token_ids(part, chosen[TOKEN_IDS])})
-    columns = {role: chosen[role] for role in _ROLES if role in chosen}
-    cells_of_columns = [part.table[column] for column in columns.values()]
-    if MESSAGES not in columns and all(
-        is_string(cells.type) and not cells.null_count for cells in cells_of_columns
-    ):
-        texts = [pc.cast(cells, pa.large_string()) for cells in cells_of_columns]
-        return pa.table(dict(zip(columns, texts, strict=True)))
-    tools_column = chosen.get(TOOLS)
-    schema = pa.schema([(role, pa.large_string()) for role in columns])
+    if MESSAGES not in chosen:
+        roles = [role for role in _ROLES if role in chosen]
+        return pa.table({role: values.texts(part, chosen[role]) for role in roles})
+    column, tools = chosen[MESSAGES], chosen.get(TOOLS)
 
-    def documents() -> Iterator[pa.Table]:
-        for first, batch in part.batches(list(dict.fromkeys(chosen.names))):
-            tools = None if tools_column is None else batch[tools_column].to_pylist()
-            rows = {role: batch[column].to_pylist() for role, column in columns.items()}
-            for role, cells in rows.items():
-                for index, value in enumerate(cells):
-                    row, column = first + index, columns[role]
-                    if role == MESSAGES:
-                        tools_of_row = tools and tools[index]
-                        cells[index] = conversation(part, row, value, column, tools_of_row)
-                    elif isinstance(value, (list, dict)):
-                        raise DataError(
-                            f"{part.where(row)} has no text in column {column!r}, but "
-                            f"{json.dumps(value, default=str)[:60]}.",
-                            f"Give texts, or conversations in a column called {MESSAGES}: "
-                            f"{EXAMPLE}.",
-                        )
-                    else:
-                        cells[index] = "" if value is None else str(value)
-            yield pa.table(rows, schema)
+    def conversations() -> Iterator[list[str]]:
+        for first, batch in part.batches([column] if tools is None else [column, tools]):
+            talks = batch[column].to_pylist()
+            tools_of_rows = [None] * len(talks) if tools is None else batch[tools].to_pylist()
+            rows = zip(range(first, first + len(talks)), talks, tools_of_rows, strict=True)
+            yield [conversation(part, row, talk, column, some) for row, talk, some in rows]
 
-    return spooled(schema, documents())
+    return pa.table({MESSAGES: spooled_column(pa.large_string(), conversations())})

@@ -9,15 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of
-from recipe.data.column_settings import all_named_columns
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
@@ -27,7 +25,7 @@ from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
-from recipe.settings import DataSettings
+from recipe.settings import DataSettings, separated
 from recipe.spec import TaskSpec
 
 Converted = TypeVar("Converted")
@@ -65,7 +63,6 @@ class Reading:
     """The training data first. A sharded host may have none."""
     columns: Selection
     """Those of the training data."""
-    hosts: Hosts
     sharded: frozenset[str]
     """The splits of which this host has only a part of the rows."""
 
@@ -141,7 +138,7 @@ def read_columns(
                 files.append(Read(split=split, part=part, columns=columns))
         problems.check()
     assert training is not None  # `_read_parts` checks that
-    return Reading(files=files, columns=training, hosts=hosts, sharded=layout.sharded)
+    return Reading(files=files, columns=training, sharded=layout.sharded)
 
 
 _NO_LABEL = {"-1", "-1.0"}
@@ -160,7 +157,6 @@ def is_labelled(
 
     Args:
         training: The columns of the training data.
-        notes: A sentence is added about a file that is left out.
 
     Raises:
         DataError: It is validation data, or rows to predict.
@@ -173,7 +169,7 @@ def is_labelled(
             columns = select(part, spec, settings)
             if training and {*columns.names} < {*training.names}:
                 columns = training  # Of pairs with a score, those without are unlabelled.
-    missing = {value.strip() for value in (settings.missing_labels or "").split(",")} - {""}
+    missing = set(separated(settings.missing_labels))
     none = {"nan"} if settings.problem_type else {"nan", *_NO_LABEL}
     if columns is None:
         return True
@@ -222,7 +218,7 @@ def _read_parts(
     is never trained. Only a host's part of a sharded channel may have no training rows.
     """
     parts: list[tuple[str, Part]] = []
-    named = all_named_columns(settings)
+    named = settings.named_columns
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         for read in units(layout.files[split]):
@@ -256,27 +252,23 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
     """Return an export of Prodigy without the rows that annotators rejected or ignored, and without
     the columns of decisions and tokens. If the decision is the label, only ignored rows are left
     out. Other parts are returned unchanged.
-
-    Args:
-        label: The label column, if it is known.
-        notes: Gets the number of rows that are left out.
     """
     names = {*part.table.column_names}
     if not names & {"_input_hash", "_task_hash"} and not {"spans", ANSWER} <= names:
         return part
     if "tokens" in names and "struct" in str(part.table.schema.field("tokens").type):
         part = dataclasses.replace(part, table=part.table.drop_columns(["tokens"]))
-    column = ANSWER
-    marks = {*((part.distinct(column, len(MARKS) + 1) or [""]) if column in names else ())} - {None}
+    cells = part.distinct(ANSWER, len(MARKS) + 1) if ANSWER in names else None
+    marks = {cell for cell in cells or () if cell is not None}
     if not marks or not marks <= MARKS:
         return part
-    answers = part.table[column].to_pylist()
-    if column == label:
+    answers = part.table[ANSWER].to_pylist()
+    if label == ANSWER:
         is_kept = [answer not in (None, "ignore") for answer in answers]
-        return only(part, is_kept, f"were ignored in Prodigy (column {column!r})", notes)
+        return only(part, is_kept, f"were ignored in Prodigy (column {ANSWER!r})", notes)
     is_kept = [answer == "accept" for answer in answers]
-    part = only(part, is_kept, f"were not accepted in Prodigy (column {column!r})", notes)
-    return dataclasses.replace(part, table=part.table.drop_columns([column]))
+    part = only(part, is_kept, f"were not accepted in Prodigy (column {ANSWER!r})", notes)
+    return dataclasses.replace(part, table=part.table.drop_columns([ANSWER]))
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
@@ -297,7 +289,6 @@ def split_by_column(
         split: The split of the part by its name.
         is_unclear: Whether its name contains several splits.
         named: Columns that hyperparameters name, and which hold something else.
-        notes: Gets the number of rows of each split.
     """
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
@@ -322,19 +313,16 @@ def split_by_column(
             )
         return [(split, part)]
     flagged = _FLAGS.get(plain(column))
-    of_value: dict[Any, str | None] = {None: None}
-    for value in part.table[column].unique().to_pylist():
+    encoded = part.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
+    codes: dict[str | None, list[int]] = defaultdict(list)
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        name = split_of(str(value))
         if flagged is not None:
             other = TRAIN if flagged != TRAIN else "test"
-            of_value[value] = flagged if str(value).strip().lower() in TRUE else other
-        elif value is not None:
-            of_value[value] = split_of(str(value))
-    row_pieces: dict[str | None, list[npt.NDArray[np.int64]]] = defaultdict(list)
-    for first, piece in part.pieces(column):
-        of_rows = np.array([of_value[value] for value in piece.table[column].to_pylist()], object)
-        for name in dict.fromkeys(of_rows):
-            row_pieces[name].append(first + np.flatnonzero(of_rows == name))
-    rows = {name: np.concatenate(of_pieces) for name, of_pieces in row_pieces.items()}
+            name = flagged if str(value).strip().lower() in TRUE else other
+        codes[name].append(code)
+    of_rows = encoded.indices.to_numpy(zero_copy_only=False)
+    rows = {name: np.flatnonzero(np.isin(of_rows, some)) for name, some in codes.items()}
     if set(rows) == {split}:
         return [(split, part)]
     groups = ", ".join(f"{len(numbers)} {name or 'of none'}" for name, numbers in rows.items())

@@ -16,10 +16,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import held_out
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list
-from recipe.data.files.spool import Spool
+from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.reading import describe_files, read_columns
-from recipe.errors import DataError, Problems
+from recipe.data.reading import Read, describe_files, read_columns
+from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TWINS, TaskSpec, normalized
 
@@ -69,26 +69,17 @@ def load(
     notes: list[str] = []
     reading = read_columns(channels, spec, settings, notes)
     columns, kind = reading.columns, _kind(reading.files[0].part, reading.columns)
-    rows: dict[str, Spool] = {}
     described: list[str] = []
-    problems = Problems()
-    with contextlib.ExitStack() as stack:
-        for file in reading.files:
-            with problems.noted():
-                if file.split not in rows:
-                    rows[file.split] = Spool()
-                    stack.callback(rows[file.split].close)
-                    rows[file.split].add(SCHEMA.empty_table())
-                count = 0
-                kind_of_file = _kind(file.part, file.columns)
-                for some in _rows_of(file.part, file.columns, kind_of_file, notes):
-                    rows[file.split].add(some)
-                    count += some.num_rows
-                described.append(describe_files([file], f"{count} rows"))
-        problems.check()
-        tables = {split: spool.table() for split, spool in rows.items()}
+
+    def rows(file: Read) -> pa.Table:
+        kind_of_file = _kind(file.part, file.columns)
+        table = spooled(SCHEMA, _rows_of(file.part, file.columns, kind_of_file, notes))
+        described.append(describe_files([file], f"{table.num_rows} rows"))
+        return table
+
     data_kind, built = kind, {}
-    for split, table in tables.items():
+    for split, tables in reading.converted(rows).items():
+        table = pa.concat_tables(tables)
         if not table.num_rows:
             raise DataError(f"The {split} data has no rows with texts.", "Give some.")
         least, most = pc.min_max(pc.list_flatten(table[SCORES])).as_py().values()

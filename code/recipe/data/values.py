@@ -10,12 +10,23 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKEN_IDS, plain
 from recipe.data.columns import Selection
-from recipe.data.files.part import TAG, UNTAGGED, Part, is_list, is_number, is_string, token_data
+from recipe.data.conversations import EXAMPLE
+from recipe.data.files.part import (
+    TAG,
+    UNTAGGED,
+    Gathering,
+    Part,
+    is_list,
+    is_number,
+    is_string,
+    token_data,
+)
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
 from recipe.spec import TEXT_NAMES, Kind
@@ -121,13 +132,45 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
     return spooled_column(pa.large_list(pa.int64()), kept())
 
 
+def texts(part: Part, column: str) -> pa.ChunkedArray:
+    """Return a column as texts; a null is an empty one.
+
+    Raises:
+        DataError: a row has a list or a record.
+    """
+    cells = part.table[column]
+    if is_string(cells.type):
+        cells = pc.cast(cells, pa.large_string())
+        if not cells.null_count:
+            return cells
+        return spooled_column(cells.type, (pc.fill_null(chunk, "") for chunk in cells.chunks))
+
+    def written() -> Iterator[list[str]]:
+        for first, batch in part.batches([column]):
+            rows = batch[column].to_pylist()
+            for row, value in enumerate(rows, first):
+                if isinstance(value, (list, dict)):
+                    raise DataError(
+                        f"{part.where(row)} has no text in column {column!r}, but "
+                        f"{json.dumps(value, default=str)[:60]}.",
+                        f"Give texts, or conversations in a column called messages: {EXAMPLE}.",
+                    )
+            yield ["" if value is None else str(value) for value in rows]
+
+    return spooled_column(pa.large_string(), written())
+
+
 def empty_texts(part: Part, column: str) -> int:
     """Return how many strings of a column are null or blank."""
     cells = part.table[column]
     if not is_string(cells.type):
         return 0
-    has_text = pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
-    return len(cells) - int(pc.sum(has_text).as_py() or 0)
+    return len(cells) - int(pc.sum(has_text(cells)).as_py() or 0)
+
+
+def has_text(cells: Any) -> Any:
+    """Return which of some strings, an Arrow array, are neither null nor blank."""
+    return pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
 
 
 def check_no_tags(part: Part) -> None:
@@ -181,8 +224,8 @@ def with_labels(part: Part, column: str) -> Part:
     """
     kind = part.table.schema.field(column).type
     if is_list(kind):
-        pieces = (piece.table[column].to_pylist() for _, piece in part.pieces(column))
-        first: list[Any] = next((row for rows in pieces for row in rows if row), [])
+        batches = (batch[column].to_pylist() for _, batch in part.batches([column]))
+        first: list[Any] = next((row for rows in batches for row in rows if row), [])
         if UNTAGGED in first:
             raise DataError(
                 f"Column {column!r} of {part.path} has a label of each token, with -100 where none "
@@ -208,14 +251,14 @@ def with_labels(part: Part, column: str) -> Part:
         return part
 
     def lists() -> Iterator[list[list[str | None] | None]]:
-        for _, piece in part.pieces(column):
+        for first, batch in part.batches([column]):
             rows: list[list[Any] | None] = []
-            for row, value in enumerate(piece.table[column].to_pylist()):
+            for row, value in enumerate(batch[column].to_pylist(), first):
                 parsed = container(value) if value else None
                 by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
                 if value and (by_numpy or not isinstance(parsed, list)):
                     raise DataError(
-                        f"{piece.where(row)} has {value[:60]!r} in column {column!r}, where "
+                        f"{part.where(row)} has {value[:60]!r} in column {column!r}, where "
                         "other rows have lists written as strings"
                         + (", as NumPy prints them." if by_numpy else "."),
                         'Write lists as JSON: ["a", "b"].',
@@ -284,28 +327,6 @@ def integers(part: Part, column: str) -> set[int] | None:
     return {int(float(text)) for text in texts}
 
 
-def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
-    """Replace each integer of a column of labels, or of its lists, by its position in `codes`; -1
-    and null stay."""
-    positions = {code: index for index, code in enumerate(codes)}
-
-    def position(value: Any) -> int | None:
-        if value is None or value == "":
-            return None
-        return positions.get(int(float(value)), -1)
-
-    positioned = (
-        [
-            list(map(position, row)) if isinstance(row, list) else position(row)
-            for row in piece.table[column].to_pylist()
-        ]
-        for _, piece in part.pieces(column)
-    )
-    is_nested = is_list(part.table.schema.field(column).type)
-    kind = pa.list_(pa.int64()) if is_nested else pa.int64()
-    return part.with_column(column, spooled_column(kind, positioned))
-
-
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
     """Yield the rows of a data set in its order, `at_once` rows at a time, as Arrow tables.
 
@@ -320,49 +341,16 @@ def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
         yield rows.select(chosen.slice(first, at_once).to_numpy().astype(np.int64))
 
 
-class Gathering:
-    """Gathers rows of a table by their numbers, in any order, chunk by chunk.
-
-    Arrow's own `take` would concatenate the chunks in memory first.
-    """
-
-    def __init__(self, table: pa.Table) -> None:
-        self._pieces = table.to_batches()
-        self._ends = np.cumsum([piece.num_rows for piece in self._pieces], dtype=np.int64)
-
-    def select(self, numbers: Any) -> pa.Table:
-        """Return the rows with some numbers, int64 [rows], at least one."""
-        order = np.argsort(numbers, kind="stable")
-        ascending = numbers[order]
-        owners = np.searchsorted(self._ends, ascending, side="right")
-        cuts = np.flatnonzero(np.diff(owners)) + 1
-        taken = []
-        for of_piece, owner in zip(
-            np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True
-        ):
-            piece = self._pieces[owner]
-            taken.append(piece.take(pa.array(of_piece - (self._ends[owner] - piece.num_rows))))
-        table = pa.Table.from_batches(taken)
-        is_ascending = bool((order[1:] > order[:-1]).all())
-        return table if is_ascending else table.take(pa.array(np.argsort(order)))
-
-
-def column(split: datasets.Dataset, name: str) -> Any:
+def column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
     """Return a column of numbers [rows], or of lists of one length [rows, numbers]; fractions as
     float32."""
-    numbers = split.select_columns([name])
-    kind = numbers.data.schema.field(name).type if len(split) else pa.null()
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        # The same as below, without a Python object for each number.
-        chunks = [table[name].to_numpy() for table in tables(numbers, _AT_ONCE)]
-        flat = np.concatenate(chunks)
-        return flat.astype(np.float32 if flat.dtype.kind == "f" else np.int64, copy=False)
-    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
-        lists = [table[name].combine_chunks() for table in tables(numbers, _AT_ONCE)]
-        widths = {n for rows in lists for n in pc.unique(pc.list_value_length(rows)).to_pylist()}
-        if len(widths) == 1 and None not in widths and 0 not in widths:
-            flat = np.concatenate([rows.flatten().to_numpy(zero_copy_only=False) for rows in lists])
-            return flat.astype(np.float32, copy=False).reshape(len(split), *widths)
-    batches = [np.asarray(batch[name]) for batch in numbers.with_format("numpy").iter(_AT_ONCE)]
-    values = np.concatenate(batches) if batches else np.empty(0, dtype=np.int64)
-    return values.astype(np.float32) if values.dtype.kind == "f" else values
+    if not len(split):
+        return np.empty(0, np.int64)
+    chunks = [
+        table[name].combine_chunks() for table in tables(split.select_columns([name]), _AT_ONCE)
+    ]
+    is_nested = is_list(chunks[0].type)
+    flat = [chunk.flatten() if is_nested else chunk for chunk in chunks]
+    numbers = np.concatenate([chunk.to_numpy(zero_copy_only=False) for chunk in flat])
+    numbers = numbers.astype(np.float32 if numbers.dtype.kind == "f" else np.int64, copy=False)
+    return numbers.reshape(len(split), -1) if is_nested else numbers

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 from datasets import Dataset
 
@@ -142,12 +141,22 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
     if id(table) not in known:
         names = [name for name in split.column_names if name not in _NOT_COMPARED]
         names.sort(key=_TARGETS.__contains__)  # targets come last
-        parts = [_hashes_and_texts(batch) for batch in table.select(names).to_batches(_AT_ONCE)]
-        known[id(table)] = _Split(
-            inputs=np.concatenate([np.zeros(0, np.uint64), *(part[0] for part in parts)]),
-            rows=np.concatenate([np.zeros(0, np.uint64), *(part[1] for part in parts)]),
-            is_empty=np.concatenate([np.zeros(0, bool), *(part[2] for part in parts)]),
-        )
+        parts = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, bool))]
+        for batch in table.select(names).to_batches(_AT_ONCE):
+            inputs = rows = np.zeros(len(batch), np.uint64)
+            has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                rows = _chained(column, rows)
+                if name in _TARGETS:
+                    continue
+                inputs = rows
+                if is_string(column.type):
+                    has_text |= values.has_text(column).to_numpy(zero_copy_only=False)
+                else:
+                    has_text |= True
+            parts.append((inputs, rows, ~has_text))
+        inputs, rows, is_empty = map(np.concatenate, zip(*parts, strict=True))
+        known[id(table)] = _Split(inputs=inputs, rows=rows, is_empty=is_empty)
     whole = known[id(table)]
     if split._indices is None:
         return whole
@@ -155,23 +164,6 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
     return _Split(
         inputs=whole.inputs[chosen], rows=whole.rows[chosen], is_empty=whole.is_empty[chosen]
     )
-
-
-def _hashes_and_texts(batch: pa.RecordBatch) -> tuple[Hashes, Hashes, npt.NDArray[np.bool_]]:
-    """Return each row's hash of its inputs, that of all its cells, and whether it has no text."""
-    inputs = rows = np.zeros(len(batch), np.uint64)
-    has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        rows = _chained(column, rows)
-        if name in _TARGETS:
-            continue
-        inputs = rows
-        if is_string(column.type):
-            matches = pc.fill_null(pc.match_substring_regex(column, r"\S"), False)
-            has_text |= matches.to_numpy(zero_copy_only=False)
-        else:
-            has_text |= True
-    return inputs, rows, ~has_text
 
 
 def _chained(column: pa.Array, seeds: Hashes) -> Hashes:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from recipe import task_table
-from recipe.data import column_settings, columns
+from recipe.data import columns
 from recipe.data.column_settings import ColumnsError, remedy
 from recipe.data.columns import Selection
 from recipe.data.files import head
@@ -65,7 +65,6 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
     part = accepted(part, hyperparameters.label_column, [])
-    column_settings.check_named(part, hyperparameters)
     configuration: Mapping[str, Any] = {}
     with contextlib.suppress(RecipeError, OSError, ValueError):  # loading the model reports it
         source = pretrained.find(hyperparameters.model_name_or_path, channels)
@@ -121,9 +120,8 @@ def _undecided(
     """Return the refusal that lists the tasks that may be meant, each with its lines."""
     problems: dict[str, ColumnsError] = {}
     lines: dict[str, str] = {}
-    is_named = any(getattr(hyperparameters, key) for key in (*column_settings.SETTINGS, "columns"))
     for task in (*selections, *errors):
-        if is_named and task in errors and not errors[task].is_near:
+        if hyperparameters.named_columns and task in errors and not errors[task].is_near:
             continue
         try:
             selection = columns.select(part, TASKS[task], hyperparameters)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -251,28 +252,18 @@ def learning_rate(hyperparameters: Hyperparameters, task: str) -> tuple[float, s
 def _same_task(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
 ) -> tuple[str, str]:
-    """Return the task that the hosts with training data detect, and the reason."""
+    """Return the task that the first host with training data detects, and the reason.
+
+    Files of other hosts must have the same columns, as those of one host must.
+    """
     if not hosts.sharded:
         return detection.find(hyperparameters, channels)
-    task_and_reason: tuple[str, str] | None = None
-    try:
+    files: Sequence[Path] = ()
+    with contextlib.suppress(DataError):  # reading the data reports it
+        data = layout.training_channels(channels, hyperparameters.trains)
         requested = hyperparameters.dataset_config_name
-        has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
-    except DataError:
-        has_data = False  # reading the data reports the error
+        files = layout.find(data, requested, hosts.sharded).files.get("train", ())
     with hosts.together():
-        if has_data:
-            task_and_reason = detection.find(hyperparameters, channels)
-    detected = hosts.gather(task_and_reason)
-    tasks = {
-        host: decision[0]
-        for host, decision in zip(hosts.names, detected, strict=True)
-        if decision is not None
-    }
-    if len(set(tasks.values())) > 1:
-        listed = ", ".join(f"{host}: {task}" for host, task in tasks.items())
-        raise DistributedError(
-            f"The hosts detect different tasks in their parts of the data: {listed}.",
-            "Set the hyperparameter task.",
-        )
-    return next(filter(None, detected), None) or detection.find(hyperparameters, channels)
+        decision = detection.find(hyperparameters, channels) if files else None
+    first = next(filter(None, hosts.gather(decision)), None)
+    return first or detection.find(hyperparameters, channels)

@@ -99,22 +99,19 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
     figure, axes = _axes()
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     excluded = ("eval_loss", "eval_perplexity", *speed)
-    keys = dict.fromkeys(key for entry in history for key in entry)
-    # Log-probabilities of whole answers are of another order.
-    names = [
-        name
-        for name in keys
-        if name.startswith("eval_") and name not in excluded and not name.endswith("_logp")
-    ]
     # Scores that are equal at each step share a line and a label.
-    curves: dict[str, list[str]] = {}
-    for name in names:
+    labels: dict[str, list[str]] = {}
+    for name in dict.fromkeys(key for entry in history for key in entry):
+        # Log-probabilities of whole answers are of another order.
+        if not name.startswith("eval_") or name in excluded or name.endswith("_logp"):
+            continue
+        points = _points(history, name)
+        if repr(points) not in labels:
+            axes.plot(*points, marker="o", markersize=4)
         label = name.removeprefix("eval_").replace("_", " ")
-        curves.setdefault(repr(_points(history, name)), []).append(label)
-        if len(curves[repr(_points(history, name))]) == 1:
-            axes.plot(*_points(history, name), marker="o", markersize=4)
-    for line, labels in zip(axes.get_lines(), curves.values(), strict=True):
-        line.set_label("\n= ".join(labels))
+        labels.setdefault(repr(points), []).append(label)
+    for line, names in zip(axes.get_lines(), labels.values(), strict=True):
+        line.set_label("\n= ".join(names))
     axes.set_ylabel("score")
     _label_steps(axes)
     figure.legend(loc="outside right center", frameon=False)

@@ -164,30 +164,31 @@ def check_same(saved_one: Checkpoint, job: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: It does not; the message names the differences.
     """
-    was = saved_one.job
+    was, changes = saved_one.job, []
     # Only values that are not defaults are listed, so a key in one job only is a difference.
-    keys = [key for key in {**job, **was} if key != CUT and was.get(key) != job.get(key)]
-    if keys:
-        listed = "; ".join(_change(key, was, job) for key in keys)
+    for key in {**job, **was}:
+        if key == CUT or was.get(key) == job.get(key):
+            continue
+        if key in FINGERPRINTS:
+            changes.append(f"the {key} has changed")
+            continue
+        shown = []
+        for one in (was, job):
+            shown.append("its default" if one.get(key) is None else str(one[key]))
+            if key == SAMPLES:
+                cut = one.get(CUT) or {}
+                shown[-1] += (
+                    f" (processes {cut.get('processes')} x batch size {cut.get('size')} x "
+                    f"gradient_accumulation_steps {cut.get('accumulation')})"
+                )
+        changes.append(f"{key} was {shown[0]} and is {shown[1]}")
+    if changes:
         raise CheckpointError(
             f"Checkpoint {saved_one.path} cannot be resumed from, since the job has changed: "
-            f"{listed}.",
+            f"{'; '.join(changes)}.",
             "Use the former values; or set resume_from_checkpoint=False to train from the "
             "beginning, or another output_dir.",
         )
-
-
-def _change(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    if key in FINGERPRINTS:
-        return f"the {key} has changed"
-    shown = ["its default" if job.get(key) is None else str(job[key]) for job in (was, now)]
-    if key == SAMPLES:
-        shown = [
-            f"{text} (processes {cut.get('processes')} x batch size {cut.get('size')} x "
-            f"gradient_accumulation_steps {cut.get('accumulation')})"
-            for text, cut in zip(shown, (job.get(CUT) or {} for job in (was, now)), strict=True)
-        ]
-    return f"{key} was {shown[0]} and is {shown[1]}"
 
 
 def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:

@@ -1,4 +1,8 @@
-"""Write columns of numbers to files, completely or not at all, and memory-map them."""
+"""Write columns of numbers to files, completely or not at all, and memory-map them.
+
+They are written into a folder of another name, which is renamed at the end. The folders of killed
+writers are removed after an hour.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import contextlib
 import errno
 import json
 import math
+import shutil
+import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -14,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from recipe.errors import DataError
-from recipe.storage import claims
 
 Column = npt.NDArray[Any]
 _CONTENTS = "contents.json"
 """The file with the dtype and shape of each column."""
+_UNFINISHED = ".unfinished"
+_SILENT_SECONDS = 3600.0
+"""Longest time without a change for a folder that is being written: rows are flushed every few
+seconds."""
 
 
 def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
@@ -33,7 +43,15 @@ def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
         OSError: The disk is full; `folder` does not exist.
     """
     contents: dict[str, tuple[str, list[int]]] = {}
-    with claims.claimed(folder.parent, folder.name) as aside:
+    for left in folder.parent.glob(f"*{_UNFINISHED}"):
+        # Another process may remove it at the same time, or it may be read-only.
+        with contextlib.suppress(OSError):
+            changed = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - changed > _SILENT_SECONDS:
+                shutil.rmtree(left)
+    aside = folder.parent / f"{folder.name}.{uuid.uuid4().hex}{_UNFINISHED}"
+    aside.mkdir()
+    try:
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
             for part in parts:
@@ -48,12 +66,13 @@ def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
                     files[name].write(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
                     shape[0] += len(column)
         (aside / _CONTENTS).write_text(json.dumps(contents))
-        try:
-            aside.replace(folder)
-        except OSError as error:
-            # Another process on this host was faster.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
+        aside.replace(folder)
+    except OSError as error:
+        # Another process on this host was faster.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def read(folder: Path) -> dict[str, Column]:

@@ -92,8 +92,6 @@ def write(
     learned.
 
     Args:
-        tokenizer: It has the template.
-        messages: The conversation.
         first: The number of the first turn that may be learned; those before it are its prompt.
         tools: The tools that the assistant may call.
 
@@ -114,7 +112,19 @@ def write(
         spans = [(chain.first, chain.last + 1) for chain in chains]
         # One chain is all of the conversation, in which the marks may also show other turns.
         spans = spans if len(spans) > 1 else [(first, len(messages))]
-        return [_marked(render, messages[:end], start) for start, end in spans]
+        marked: list[Written | Conversation] = []
+        for start, end in spans:
+            encoded = render(
+                list(messages[:end]), return_dict=True, return_assistant_tokens_mask=True
+            )
+            learned = [bool(mark) for mark in encoded["assistant_masks"]]
+            if start:
+                turns = list(messages[:start])
+                prompt = render(turns, return_dict=True, add_generation_prompt=True)
+                before = common_prefix(encoded["input_ids"], prompt["input_ids"])
+                learned[:before] = [False] * before
+            marked.append(Conversation(encoded["input_ids"], learned))
+        return marked
     if chains:
         return [Written(chain.parts, is_guessed=False) for chain in chains]
     has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
@@ -129,17 +139,6 @@ def write(
 def turns_to_learn(messages: Sequence[Message]) -> int:
     """Count the assistant's turns without those that are marked as not to be learned."""
     return sum(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
-
-
-def _marked(render: Any, messages: Sequence[Message], first: int) -> Conversation:
-    """Return the tokens that the template marks, from the turn `first` on."""
-    encoded = render(list(messages), return_dict=True, return_assistant_tokens_mask=True)
-    learned = [bool(mark) for mark in encoded["assistant_masks"]]
-    if first:
-        prompt = render(list(messages[:first]), return_dict=True, add_generation_prompt=True)
-        before = common_prefix(encoded["input_ids"], prompt["input_ids"])
-        learned[:before] = [False] * before
-    return Conversation(encoded["input_ids"], learned)
 
 
 def _check_all_read(render: Any, messages: Sequence[Message], text: str) -> None:
@@ -175,7 +174,6 @@ def encode_conversations(
 
     Args:
         encoder: The encoder of the tokenizer that rendered them, without special tokens.
-        talks: At least one conversation.
     """
     pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
     rows = iter(encoder.rows(pieces)[0] if pieces else [])

@@ -185,13 +185,14 @@ class Reader:
             DataError: The token ids are not this tokenizer's, or the chat template rejects a
                 conversation.
         """
-        none, one_each = np.zeros(len(rows), np.int64), np.arange(len(rows))
+        of_rows, turns = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        guessed = np.zeros(len(rows), bool)
         if TOKEN_IDS in batch:
             tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
             ids = store.flat(batch[TOKEN_IDS], np.int32)
             lengths = store.lengths_of(batch[TOKEN_IDS])
-            return Marked(ids, np.ones(len(ids), bool), lengths, none.astype(bool), one_each, none)
-        if TEXT in batch:
+            learned = np.ones(len(ids), bool)
+        elif TEXT in batch:
             ids, _, lengths = self._whole.encode(batch[TEXT])
             if (end := self._tokenizer.eos_token_id) is not None:
                 ends = np.cumsum(lengths)
@@ -199,36 +200,33 @@ class Reader:
                 is_open[~is_open] = ids[ends[~is_open] - 1] != end
                 ids = np.insert(ids, ends[is_open], end)
                 lengths = lengths + is_open
-            return Marked(ids, np.ones(len(ids), bool), lengths, none.astype(bool), one_each, none)
-        if PROMPT in batch:
-            talks = [
-                chat.Conversation(
-                    prompt + completion, [False] * len(prompt) + [True] * len(completion)
-                )
-                for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION])
-            ]
-            of_rows, turns = one_each, none
+            learned = np.ones(len(ids), bool)
         else:
-            written: list[chat.Written | chat.Conversation] = []
-            owners, learned_turns = [], []
-            for number, text in enumerate(batch[MESSAGES]):
-                talk = json.loads(text)
-                talk = talk if isinstance(talk, dict) else {"messages": talk}
-                with chat.row_named(rows[number]):
-                    documents = chat.write(self._tokenizer, **talk)
-                written += documents
-                owners += [number] * len(documents)
-                learned_turns.append(chat.turns_to_learn(talk["messages"]))
-            talks = chat.encode_conversations(self.following, written)
-            of_rows, turns = np.array(owners), np.array(learned_turns)
-        return Marked(
-            store.flat([talk.ids for talk in talks], np.int32),
-            store.flat([talk.learned for talk in talks], bool),
-            store.lengths_of([talk.ids for talk in talks]),
-            np.array([talk.is_guessed for talk in talks], bool),
-            of_rows,
-            turns,
-        )
+            if PROMPT in batch:
+                talks = [
+                    chat.Conversation(
+                        prompt + completion, [False] * len(prompt) + [True] * len(completion)
+                    )
+                    for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION])
+                ]
+            else:
+                written: list[chat.Written | chat.Conversation] = []
+                owners, learned_turns = [], []
+                for number, text in enumerate(batch[MESSAGES]):
+                    talk = json.loads(text)
+                    talk = talk if isinstance(talk, dict) else {"messages": talk}
+                    with chat.row_named(rows[number]):
+                        documents = chat.write(self._tokenizer, **talk)
+                    written += documents
+                    owners += [number] * len(documents)
+                    learned_turns.append(chat.turns_to_learn(talk["messages"]))
+                talks = chat.encode_conversations(self.following, written)
+                of_rows, turns = np.array(owners), np.array(learned_turns)
+            ids = store.flat([talk.ids for talk in talks], np.int32)
+            lengths = store.lengths_of([talk.ids for talk in talks])
+            learned = store.flat([talk.learned for talk in talks], bool)
+            guessed = np.array([talk.is_guessed for talk in talks], bool)
+        return Marked(ids, learned, lengths, guessed, of_rows, turns)
 
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]

@@ -45,9 +45,7 @@ def beginning(
     the whole text, since many splits of such a run have equal scores.
 
     Args:
-        tokenizer: The model's.
         text: Returned unchanged if no beginning determines its tokens.
-        max_length: Tokens.
         most: The most characters to tokenize for this.
     """
     size = min(_CHARACTERS * max_length, most)

@@ -6,10 +6,8 @@ memory. A restarted job finds the files.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,9 +35,7 @@ _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 2"
 
 
-def tokens_of(
-    split: datasets.Dataset, key: str, make: Make, processes: int = 1
-) -> dict[str, Column]:
+def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column]:
     """Return the columns that `make` makes of the rows of a data set, mapped from files.
 
     Args:
@@ -48,7 +44,6 @@ def tokens_of(
         make: Takes the columns of some rows and their numbers, and returns the same columns each
             time: `lengths` [samples], the tokens of each sample, and others with a value for each
             token [tokens] or sample [samples, ...].
-        processes: In how many processes `make` is called; for tokenizers in Python.
 
     Returns:
         The columns; instead of `lengths`, `starts` int64 [samples + 1]: where the tokens of each
@@ -58,44 +53,23 @@ def tokens_of(
         DataError: The files are damaged.
         OutputError: The disk has no room for the tokens.
     """
-    folder = tokens_folder() / key
-    if not folder.is_dir():
-        with room(f"The tokens of {len(split)} rows"):
-            number_files.write(folder, _parts(split, make, processes))
-    return number_files.read(folder)
 
-
-def _parts(split: datasets.Dataset, make: Make, processes: int) -> Iterator[dict[str, Column]]:
-    end = 0
-    yield {STARTS: np.zeros(1, np.int64)}
-    with contextlib.ExitStack() as stack:
-        made: Iterator[dict[str, Column]]
-        if processes > 1:
-            # Forked processes need no pickle of `make`.
-            context = multiprocessing.get_context("fork")
-            pool = stack.enter_context(context.Pool(processes, _inherited.append, (make,)))
-            made = pool.imap(_call_inherited, _batches(split))
-        else:
-            made = (dict(make(batch, rows)) for batch, rows in _batches(split))
-        for columns in made:
+    def parts() -> Iterator[dict[str, Column]]:
+        row = end = 0
+        yield {STARTS: np.zeros(1, np.int64)}
+        for table in tables(split):
+            columns = dict(make(table.to_pydict(), range(row, row + table.num_rows)))
+            row += table.num_rows
             ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
             yield {**columns, STARTS: ends}
             end = int(ends[-1]) if len(ends) else end
 
-
-_inherited: list[Make] = []
-"""What a forked process calls."""
-
-
-def _call_inherited(batch_and_rows: tuple[dict[str, list[Any]], range]) -> Any:
-    return dict(_inherited[-1](*batch_and_rows))
-
-
-def _batches(split: datasets.Dataset) -> Iterator[tuple[dict[str, list[Any]], range]]:
-    row = 0
-    for table in tables(split):
-        yield table.to_pydict(), range(row, row + table.num_rows)
-        row += table.num_rows
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens" / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        with room(f"The tokens of {len(split)} rows"):
+            number_files.write(folder, parts())
+    return number_files.read(folder)
 
 
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
@@ -109,28 +83,19 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
         yield from (table.slice(first, rows) for first in range(0, table.num_rows, rows))
 
 
-def tokens_folder() -> Path:
-    """Return the folder of the tokens of all data sets."""
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def key(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
 ) -> str:
     """Return a digest of the texts, labels, tokenizer, length and ways of tokenising."""
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
-    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
-    known_by = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
-    if known_by not in _identities or not tokenizer.is_fast:
-        parts = json.loads(rules)
+    if tokenizer.is_fast:
         # The options of the last call do not identify a tokenizer.
-        parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
-        _identities.clear()
-        _identities[known_by] = json.dumps(parts, sort_keys=True).encode()
-    digest.update(_identities[known_by])
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    else:
+        digest.update(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     # Equal rows give equal batches, however they are split into files.
     for table in values.tables(split, _HASHED_AT_ONCE):
         # Written by Arrow, a batch no longer depends on its chunks and slices.
@@ -139,8 +104,3 @@ def key(
             stream.write_table(table.replace_schema_metadata().combine_chunks())
         digest.update(sink.getvalue())
     return digest.hexdigest()[:32]
-
-
-_identities: dict[str, bytes] = {}
-"""A cache of the rules and vocabulary of the last tokenizer, which every data set of a job needs.
-For a vocabulary of 250,000 tokens, computing them takes some seconds."""

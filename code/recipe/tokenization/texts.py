@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ from recipe.data.values import column
 from recipe.errors import DataError
 from recipe.tokenization import store
 from recipe.tokenization.encoding import UNCUT, Encoder
-
-_WORTH_PROCESSES = 10_000
 
 
 def labelled_pairs(columns: Iterable[tuple[Any, Any, Any]], kind: pa.DataType) -> datasets.Dataset:
@@ -41,8 +38,7 @@ def samples(
     """Return the samples of a data set of `text` and `label`, or of pairs.
 
     Tokens are written to the cache of data sets, some rows at a time: all processes of a host map
-    one file, which a restarted job finds. A tokenizer in Rust uses all cores; one in Python gets a
-    process for each core. Data that came tokenised is only truncated.
+    one file, which a restarted job finds. Data that came tokenised is only truncated.
 
     Raises:
         DataError: the data came tokenised by another tokenizer.
@@ -73,10 +69,7 @@ def samples(
                 columns[name] = store.flat(kept, kind)
         return columns
 
-    in_python = bool(names) and not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
-    processes = len(os.sched_getaffinity(0)) if in_python else 1
-    key = store.key(split, tokenizer, max_length, "store")
-    tokens = store.tokens_of(split, key, make, processes)
+    tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = tokens.get(TYPE_IDS)
     return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], column(split, LABEL), types=types)
 
@@ -96,7 +89,6 @@ def check_ids(
     """Check that tokenised data can be from `tokenizer`.
 
     Args:
-        rows: The token ids of some rows.
         first: The number of the first row.
 
     Raises:

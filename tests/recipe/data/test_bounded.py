@@ -83,8 +83,7 @@ def test_labels_read_in_pieces_are_those_read_at_once(
                             {"label_separator": ";"}])  # fmt: skip
         at_once = _outcome(folder, more)
         with monkeypatch.context() as patch:
-            patch.setattr(part, "_VALUES_AT_ONCE", draw.choice([1, 2, 5]))
-            patch.setattr(part, "_ROWS_AT_ONCE", 3)
+            patch.setattr(part, "_ROWS_AT_ONCE", draw.choice([1, 2, 3, 5]))
             patch.setattr(classification, "_FEW_NUMBERS", 2)
             patch.setattr(formats, "_ROWS_AT_ONCE", 4)
             in_pieces = _outcome(folder, more)
@@ -131,8 +130,7 @@ def test_numbers_of_which_few_are_told_are_refused_where_one_is_none(
     table = pa.table({"text": [f"text {n}" for n in range(50)], "label": numbers})
     pq.write_table(table, tmp_path / "rows.parquet")
     read = formats.read(tmp_path / "rows.parquet")
-    labelled = classification.LabelledPart(part=read, texts=("text",), label="label", rows=50)
-    assert classification.distinct_labels(labelled, False).part.table.num_rows == 5
+    assert classification.distinct_labels(read, "label", False).table.num_rows == 5
     splits = classification.load({"train": tmp_path}, Hyperparameters())
     assert splits.labels.problem == "regression"
     assert sorted([*splits.train["label"], *splits.evaluation["label"]]) == [

@@ -426,6 +426,12 @@ def test_the_labels_shape_decides_what_is_predicted(
     assert len(splits.evaluation) == round(len(values) * 0.8)
 
 
+def test_numbers_without_fractions_in_one_of_two_files_are_numbers(tmp_path: Path) -> None:
+    write_labels(tmp_path / "a.jsonl", [0.5, 1.25] * 10)
+    write_labels(tmp_path / "b.jsonl", [1, 2] * 10)
+    assert load({"train": tmp_path}).labels.problem == "regression"
+
+
 def test_a_separator_makes_several_labels_of_one_cell(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "one,a; b\ntwo,b\nthree,\n" * 5)
     splits = load({"train": tmp_path}, label_separator=";")

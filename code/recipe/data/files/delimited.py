@@ -26,7 +26,7 @@ from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
 from recipe.data.files.part import HeaderHint, Part, first_lines, is_number, open_bytes, open_text
-from recipe.data.files.spool import Spool, spooled
+from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
 from recipe.task_table import names_of_samples
@@ -39,6 +39,8 @@ _LONGEST_FIELD = 100_000_000  # characters; the csv module's own limit of 131,07
 _TABLE_LINES = 5
 _TABLE_SHARE = 0.95
 Bytes = npt.NDArray[Any]
+Block = tuple[pa.Table, Bytes]
+"""Some rows as strings, a header among them, and the line on which each starts."""
 _Row = tuple[int, list[str]]
 _TEXTS, _LABELS, _SPLITS = (
     frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
@@ -152,90 +154,66 @@ def _read_rows(
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     if not first:
         return Part(path=path, format=kind, table=pa.table({}), lines=[])
-    names = _header(path, [cells for _, cells in first], has_header)
-    header, body = (first[0][1], first[1:]) if names else (None, first)
-    names = names or [f"column_{index}" for index in range(len(first[0][1]))]
+    header = _header(path, [cells for _, cells in first], has_header)
+    names = header or [f"column_{index}" for index in range(len(first[0][1]))]
     schema = pa.schema([(name, pa.string()) for name in names])
-    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig":
-        with contextlib.suppress(NotPlain):
-            table, lines = _read_quickly(path, delimiter, quoting != csv.QUOTE_NONE, names, first)
-            begin = len(first) - len(body)  # a header is the first row
-            part = Part(path=path, format=kind, table=table[begin:], lines=lines[begin:])
-            return _once(part, header)
-    starts = [np.empty(0, np.int64)]
 
-    def tables() -> Iterator[pa.Table]:
-        chunk = body
+    def csv_blocks() -> Iterator[Block]:
+        chunk = first
         while chunk:
-            starts.append(np.asarray([line for line, _ in chunk]))
             columns = zip(*(cells for _, cells in chunk), strict=True)
-            yield pa.table([pa.array(cells, pa.string()) for cells in columns], schema=schema)
+            table = pa.table([pa.array(cells, pa.string()) for cells in columns], schema=schema)
+            yield table, np.asarray([line for line, _ in chunk])
             chunk = list(itertools.islice(rows, _CHUNK_ROWS))
 
-    table = spooled(schema, tables())
-    return _once(Part(path=path, format=kind, table=table, lines=np.concatenate(starts)), header)
+    def part_from(blocks: Iterator[Block]) -> Part:
+        starts = [np.empty(0, np.int64)]
 
+        def tables() -> Iterator[pa.Table]:
+            for table, lines in blocks:
+                starts.append(lines)
+                yield table
 
-def _once(part: Part, header: list[str] | None) -> Part:
-    """Return `part` after checking that its header is not repeated among its rows.
+        begin = 0 if header is None else 1
+        table = spooled(schema, tables())[begin:]
+        return Part(path=path, format=kind, table=table, lines=np.concatenate(starts)[begin:])
 
-    Args:
-        header: The cells of the first row, if these name the columns.
-    """
-    if header is None or len(header) < 2:
-        return part
-    columns = zip(header, part.table.columns, strict=True)
-    (name, narrow), *others = sorted(columns, key=lambda column: int(column[1].nbytes))
-    again = np.flatnonzero(pc.equal(narrow, name).to_numpy(zero_copy_only=False))
-    for name, column in others:
-        again = again[np.asarray([cell == name for cell in column.take(again).to_pylist()], bool)]
-    if len(again):
-        raise DataError(
-            f"{part.where(int(again[0]))} repeats the header ({', '.join(header)[:80]}), as do "
-            f"{len(again)} rows in all: files with headers were concatenated.",
-            "Remove these lines, or give the files as they were.",
-        )
+    part = None
+    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig":
+        with contextlib.suppress(NotPlain):
+            is_quoted = quoting != csv.QUOTE_NONE
+            part = part_from(_read_quickly(path, delimiter, is_quoted, names, first))
+    part = part or part_from(csv_blocks())
+    if len(names) > 1 and header is not None:
+        cells = first[0][1]
+        columns = zip(cells, part.table.columns, strict=True)
+        (name, narrow), *others = sorted(columns, key=lambda column: int(column[1].nbytes))
+        again = np.flatnonzero(pc.equal(narrow, name).to_numpy(zero_copy_only=False))
+        for name, column in others:
+            is_same = [cell == name for cell in column.take(again).to_pylist()]
+            again = again[np.asarray(is_same, bool)]
+        if len(again):
+            raise DataError(
+                f"{part.where(int(again[0]))} repeats the header ({', '.join(cells)[:80]}), as do "
+                f"{len(again)} rows in all: files with headers were concatenated.",
+                "Remove these lines, or give the files as they were.",
+            )
     return part
 
 
 def _read_quickly(
-    path: Path, delimiter: str, quoted: bool, names: list[str], first: list[_Row]
-) -> tuple[pa.Table, Any]:
-    """Return all rows, a header among them, and the line of each: the same as `_rows` reads.
+    path: Path, delimiter: str, quoted: bool, names: Sequence[str], first: list[_Row]
+) -> Iterator[Block]:
+    """Yield all rows as `_rows` reads them, some megabytes at a time.
 
     Args:
         quoted: Whether a field may be in double quotes.
         first: Some rows that were read row by row, to compare with.
+
+    Raises:
+        NotPlain: The text has to be read row by row.
     """
-    rows, starts = Spool(), list[Any]()
-    try:
-        for table, lines in _blocks(path, delimiter, quoted, names):
-            lengths = [pc.equal(pc.binary_length(column), 0) for column in table.columns]
-            is_empty = functools.reduce(pc.and_, lengths)
-            if pc.any(is_empty).as_py():
-                is_row = pc.invert(is_empty)
-                table, lines = table.filter(is_row), lines[is_row.to_numpy()]
-            if not starts:
-                some = table.slice(0, len(first)).columns
-                cells = [list(row) for row in zip(*(c.to_pylist() for c in some), strict=True)]
-                read = list(zip(lines.tolist(), cells, strict=False))
-                # The first block may have fewer rows.
-                if not read or read != first[: len(read)]:
-                    raise NotPlain
-            rows.add(table)
-            starts.append(lines)
-        if not starts:
-            raise NotPlain
-        return rows.table(), np.concatenate(starts)
-    finally:
-        rows.close()
-
-
-def _blocks(
-    path: Path, delimiter: str, quoted: bool, names: Sequence[str]
-) -> Iterator[tuple[pa.Table, Bytes]]:
-    """Yield some megabytes of rows at a time as strings, and the line on which each row starts."""
-    rest, line = b"", 1
+    rest, line, expected = b"", 1, first
     with open_bytes(path) as stream:
         while True:
             read = stream.read(_BLOCK)
@@ -245,7 +223,7 @@ def _blocks(
             if not read and block and not block.endswith(b"\n"):
                 block += b"\n"
             if not block:
-                return
+                break
             ends, breaks = _row_ends(block, delimiter, quoted)
             if not len(ends):
                 if not read or len(block) > 8 * _BLOCK:
@@ -269,10 +247,23 @@ def _blocks(
                 raise NotPlain from error
             if table.num_rows != len(ends):
                 raise NotPlain
-            yield table, line + np.searchsorted(breaks, np.append(0, ends[:-1] + 1))
+            lines = line + np.searchsorted(breaks, np.append(0, ends[:-1] + 1))
             line += int(np.searchsorted(breaks, len(whole)))
+            lengths = [pc.equal(pc.binary_length(column), 0) for column in table.columns]
+            is_row = pc.invert(functools.reduce(pc.and_, lengths))
+            if not pc.all(is_row).as_py():
+                table, lines = table.filter(is_row), lines[is_row.to_numpy()]
+            columns = (column.to_pylist() for column in table.slice(0, len(expected)).columns)
+            cells = map(list, zip(*columns, strict=True))
+            compared = list(zip(lines.tolist(), cells, strict=False))
+            if compared != expected[: len(compared)]:
+                raise NotPlain
+            expected = expected[len(compared) :]
+            yield table, lines
             if not read:
-                return
+                break
+    if expected:
+        raise NotPlain
 
 
 def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]:

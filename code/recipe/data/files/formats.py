@@ -62,7 +62,8 @@ class Format:
     """What is read, for docs/DATA.md."""
     is_one: Callable[[Path], bool]
     """Returns whether a file or folder has this format; the first such row of FORMATS is used."""
-    read: Callable[[Path], Part]
+    read: Callable[[Path], Part] | None = None
+    """None for delimited text, which has options."""
 
 
 def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
@@ -78,9 +79,13 @@ def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()
         DataError: the format is not known, or a row cannot be read (with its line).
     """
     with memory.bounded(path):
-        if path.is_file() and is_delimited(path):
-            return _read_csv(path, lone_column, header)
-        return _flat(format_of(path).read(path))
+        file_format = format_of(path)
+        if file_format.read is not None:
+            return _flat(file_format.read(path))
+        reader = functools.partial(
+            read_delimited, lone_column=lone_column, others=known_formats(), header=header
+        )
+        return _read_text(path, reader)
 
 
 def format_of(path: Path) -> Format:
@@ -164,48 +169,36 @@ _REWRITE = "Check that the upload is complete, or write the file again."
 
 
 def _read_binary(path: Path, name: str) -> Part:
-    what = f"{path} cannot be read as {name}"
     try:
         if name == "save_to_disk":
             dataset = datasets.load_from_disk(str(path))
             table, features = dataset.with_format("arrow")[:], dataset.features
-        elif name == "parquet":
-            table = _read_parquet(path)
-        else:
+        elif name == "arrow":
             read_arrow = pa.ipc.open_file if _starts_with(b"ARROW1")(path) else pa.ipc.open_stream
             with pa.memory_map(str(path)) as source:
                 table = usual_types(path, read_arrow(source).read_all())
+        else:
+            stored, run, size = pq.ParquetFile(path), list[int](), 0
+            with Spool() as rows:
+                rows.add(usual_types(path, stored.schema_arrow.empty_table()))
+                for number in range(stored.num_row_groups):
+                    run.append(number)
+                    size += stored.metadata.row_group(number).total_byte_size
+                    # Reading many row groups together keeps more of them in memory.
+                    if size < _BYTES_AT_ONCE and number + 1 < stored.num_row_groups:
+                        continue
+                    for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=run):
+                        rows.add(usual_types(path, pa.Table.from_batches([batch])))
+                    run, size = [], 0
+                table = rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
         if name != "save_to_disk":
             table.validate(full=True)
             features = datasets.Features.from_arrow_schema(table.schema)
     except (OutputError, DataError, MemoryError):
         raise
     except Exception as error:  # datasets and pyarrow raise any type of exception on damaged files.
-        raise DataError(f"{what}: {error}.", _REWRITE) from error
+        raise DataError(f"{path} cannot be read as {name}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    stored = pq.ParquetFile(path)
-    if any(pa.types.is_dictionary(kind) for kind in stored.schema_arrow.types):
-        # A mapped file allows one dictionary for each column; these may have more.
-        return usual_types(path, stored.read())
-    rows, run, size = Spool(), list[int](), 0
-    try:
-        rows.add(usual_types(path, stored.schema_arrow.empty_table()))
-        for number in range(stored.num_row_groups):
-            group = stored.metadata.row_group(number)
-            run.append(number)
-            size += group.total_byte_size
-            # Reading many row groups together keeps more of them in memory.
-            if size < _BYTES_AT_ONCE and number + 1 < stored.num_row_groups:
-                continue
-            for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=run):
-                rows.add(usual_types(path, pa.Table.from_batches([batch])))
-            run, size = [], 0
-        return rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
-    finally:
-        rows.close()
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -264,16 +257,9 @@ def _is_json(path: Path, character: str) -> bool:
     return start[:1] == character and bool(is_one)
 
 
-def _read_csv(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
-    reader = functools.partial(
-        read_delimited, lone_column=lone_column, others=known_formats(), header=header
-    )
-    return _read_text(path, reader)
-
-
 def is_delimited(path: Path) -> bool:
     """Return whether a file has none of the formats before CSV in the table."""
-    return format_of(path).name == "CSV"
+    return format_of(path).read is None
 
 
 def _refuse(path: Path, what: str, remedy: str) -> Part:
@@ -398,7 +384,6 @@ FORMATS: Sequence[Format] = (
         what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8 or "
         "UTF-16; each text format may be packed by gzip",
         is_one=lambda path: True,
-        read=_read_csv,
     ),
 )
 
@@ -415,7 +400,7 @@ def _decimals(numbers: pa.Array) -> pa.Array:
 
 
 def _flat(part: Part) -> Part:
-    """Return the part without structs, categories, short floats and bytes that are UTF-8."""
+    """Return the part without structs, short floats and bytes that are UTF-8."""
     table = part.table
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         flat = table.flatten()
@@ -428,8 +413,6 @@ def _flat(part: Part) -> Part:
         table = flat.select(kept)
     for index, field in enumerate(table.schema):
         column = table.column(index)
-        if pa.types.is_dictionary(field.type):
-            column = pc.cast(column, field.type.value_type)
         if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
             column = spooled_column(pa.float64(), map(_decimals, column.chunks))
         if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):

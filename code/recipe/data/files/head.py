@@ -24,9 +24,6 @@ def read(path: Path, header: HeaderHint = frozenset()) -> Part | None:
     """Return at most `ROWS` rows; None if it is plain text or cannot be read.
 
     Of text formats it reads the first MB; a JSON document is read whole.
-
-    Args:
-        header: As `formats.read` takes it.
     """
     try:
         with memory.bounded(path):

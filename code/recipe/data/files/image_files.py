@@ -23,10 +23,6 @@ def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
     Transparent pixels keep their colour, as in PIL's `convert` and transformers' pipelines. Of
     16-bit grey images, the upper eight bits are used.
 
-    Args:
-        source: The file.
-        most: The most pixels that it may have.
-
     Raises:
         Unreadable: it is not an image, is truncated, or has too many pixels.
     """

@@ -23,7 +23,6 @@ from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
-_VALUES_AT_ONCE = 1 << 17
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 UNTAGGED = -100
@@ -33,6 +32,33 @@ UNTAGGED = -100
 HeaderHint = bool | frozenset[str]
 """Whether the first row of delimited text names the columns; or names of columns, one of which in
 that row makes it the header."""
+
+
+class Gathering:
+    """Gathers rows of a table by their numbers, in any order, chunk by chunk.
+
+    Arrow's own `take` would concatenate the chunks in memory first.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self._pieces = table.to_batches()
+        self._ends = np.cumsum([piece.num_rows for piece in self._pieces], dtype=np.int64)
+
+    def select(self, numbers: Any) -> pa.Table:
+        """Return the rows with some numbers, int64 [rows], at least one."""
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        owners = np.searchsorted(self._ends, ascending, side="right")
+        cuts = np.flatnonzero(np.diff(owners)) + 1
+        taken = []
+        for of_piece, owner in zip(
+            np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True
+        ):
+            piece = self._pieces[owner]
+            taken.append(piece.take(pa.array(of_piece - (self._ends[owner] - piece.num_rows))))
+        table = pa.Table.from_batches(taken)
+        is_ascending = bool((order[1:] > order[:-1]).all())
+        return table if is_ascending else table.take(pa.array(np.argsort(order)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,39 +110,20 @@ class Part:
 
     def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> Part:
         """Return some of the rows, ascending; many of them in a mapped file."""
-        numbers = np.asarray(rows, np.int64)
-
-        def chosen() -> Iterator[pa.Table]:
-            first = 0
-            # The table's own `take` would put its result into memory.
-            for batch in self.table.to_batches(_ROWS_AT_ONCE):
-                end = first + batch.num_rows
-                inside = numbers[slice(*np.searchsorted(numbers, (first, end)))]
-                if len(inside):
-                    yield pa.Table.from_batches([batch.take(pa.array(inside - first))])
-                first = end
-
-        return self._some(spooled(self.table.schema, chosen()), numbers)
-
-    def _some(self, table: pa.Table, rows: npt.NDArray[Any]) -> Part:
+        numbers, gathering = np.asarray(rows, np.int64), Gathering(self.table)
+        starts = range(0, len(numbers), _ROWS_AT_ONCE)
+        chosen = (gathering.select(numbers[start : start + _ROWS_AT_ONCE]) for start in starts)
+        table = spooled(self.table.schema, chosen)
         if self.lines is None:
-            return dataclasses.replace(self, table=table, lines=rows, unit="row ")
-        return dataclasses.replace(self, table=table, lines=np.asarray(self.lines)[rows])
-
-    def pieces(self, column: str) -> Iterator[tuple[int, Part]]:
-        """Yield a column in pieces, each with the number of its first row."""
-        first = 0
-        for batch in self.table.select([column]).to_batches(_VALUES_AT_ONCE):
-            rows = np.arange(first, first + batch.num_rows)
-            yield first, self._some(pa.Table.from_batches([batch]), rows)
-            first += batch.num_rows
+            return dataclasses.replace(self, table=table, lines=numbers, unit="row ")
+        return dataclasses.replace(self, table=table, lines=np.asarray(self.lines)[numbers])
 
     def distinct(self, column: str, most: int) -> list[Any] | None:
         """Return the distinct values of a column in their order; None if there are more than
         `most`."""
         values: dict[Any, None] = {}
-        for _, piece in self.pieces(column):
-            values.update(dict.fromkeys(piece.table[column].unique().to_pylist()))
+        for _, batch in self.batches([column]):
+            values.update(dict.fromkeys(batch[column].unique().to_pylist()))
             if len(values) > most:
                 return None
         return list(values)
@@ -143,7 +150,7 @@ def is_binary(kind: pa.DataType) -> bool:
 def usual_types(path: Path, table: pa.Table) -> pa.Table:
     """Return `table` with types that the datasets library knows.
 
-    Views of strings become strings, maps lists, and extension types what they store.
+    Categories and views become strings, maps lists, and extension types what they store.
 
     Raises:
         DataError: Two columns have one name, or the library knows no type for a column.
@@ -173,6 +180,8 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
 def _usual(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return pa.bool_() if isinstance(kind, pa.Bool8Type) else _usual(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _usual(kind.value_type)
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -224,7 +233,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def first_lines(path: Path, count: int) -> list[str]:
-    """Return the first lines of a text file; [] if it is none."""
+    """Return the first lines of a text file; [] if it cannot be read as text."""
     try:
         with open_text(path, encoding_of(path)) as stream:
             return list(itertools.islice(stream, count))
@@ -233,7 +242,7 @@ def first_lines(path: Path, count: int) -> list[str]:
 
 
 def encoding_of(path: Path) -> str:
-    """Return UTF-8 with or without a mark, or UTF-16 or UTF-32 by its mark."""
+    """Return the encoding by the byte order mark of a file; without one, UTF-8."""
     with open_bytes(path) as stream:
         head = stream.read(4)
     if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):

@@ -31,8 +31,8 @@ def concat_blocks(blocks: Blocks) -> tuple[pa.Table, Mapping[str, int]]:
     Raises:
         UnicodeEncodeError: a text holds half of a surrogate pair.
     """
-    seen, rows, schema, is_alike = _ColumnTypes(), Spool(), None, True
-    try:
+    seen, schema, is_alike, whole = _ColumnTypes(), None, True, pa.table({})
+    with Spool() as rows:
         for block in blocks():
             table = seen.add(block)
             if not is_alike:
@@ -51,14 +51,20 @@ def concat_blocks(blocks: Blocks) -> tuple[pa.Table, Mapping[str, int]]:
                     continue
             is_alike = False
             rows.close()
-            rows = Spool()
-        if is_alike and schema is None:
-            return pa.table({}), {}
-        table = rows.table() if is_alike else _typed_table(blocks, seen.kinds())
-    finally:
-        rows.close()
-    strings = {field.name for field in table.schema if pa.types.is_string(field.type)}
-    return table, {name: row for name, row in seen.containers.items() if name in strings}
+        if is_alike and schema is not None:
+            whole = rows.table()
+    kinds_of_columns = seen.kinds()
+    while not is_alike:
+        fields = [
+            (n, pa.string() if kind is None else kind) for n, kind in kinds_of_columns.items()
+        ]
+        try:
+            tables = (_typed(block, kinds_of_columns) for block in blocks())
+            whole, is_alike = spooled(pa.schema(fields), tables), True
+        except _Unfit as unfit:
+            kinds_of_columns[unfit.args[0]] = None
+    strings = {field.name for field in whole.schema if pa.types.is_string(field.type)}
+    return whole, {name: row for name, row in seen.containers.items() if name in strings}
 
 
 class _ColumnTypes:
@@ -121,18 +127,6 @@ def _example(kind: pa.DataType) -> Any:
     if pa.types.is_uint64(kind):
         return 2**64 - 1
     return {pa.int64(): 0, pa.float64(): 0.5, pa.bool_(): False, pa.string(): ""}[kind]
-
-
-def _typed_table(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
-    """Return all records with columns of these types; as texts for None, or if a value does not fit
-    its type."""
-    while True:
-        # A type of no fields is not true.
-        fields = [(n, pa.string() if kind is None else kind) for n, kind in kinds.items()]
-        try:
-            return spooled(pa.schema(fields), (_typed(block, kinds) for block in blocks()))
-        except _Unfit as unfit:
-            kinds = {**kinds, unfit.args[0]: None}
 
 
 class _Unfit(Exception):

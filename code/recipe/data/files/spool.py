@@ -41,7 +41,7 @@ def room(what: str) -> Iterator[None]:
 
 
 class Spool:
-    """Collects rows into one table.
+    """Collects rows into one table; a context in which they are added.
 
     The kernel reclaims mapped pages if memory is short. If the disk of the datasets cache has
     little room left, all rows stay in memory.
@@ -97,9 +97,16 @@ class Spool:
         return whole
 
     def close(self) -> None:
-        """Delete the file of rows that are not needed."""
+        """Forget rows that are not needed, and delete their file."""
+        self._held = []
         if self._file is not None:
             self._file.close()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _path(self) -> str:
         """Return the file's path, for functions that open one by its path."""
@@ -124,14 +131,11 @@ def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
     Raises:
         OutputError: the disk is full.
     """
-    rows = Spool()
-    try:
+    with Spool() as rows:
         rows.add(schema.empty_table())
         for table in tables:
             rows.add(table)
         return rows.table()
-    finally:
-        rows.close()
 
 
 def spooled_rows(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Table:

@@ -26,12 +26,7 @@ _FEW_FILES, _MANY_LINES = 20, 50
 def units(
     paths: Sequence[Path], notes: list[str], header: HeaderHint = frozenset()
 ) -> list[Callable[[], Part]]:
-    """Return a reader of each part: a folder of classes, or a file.
-
-    Args:
-        notes: Receives what is left out.
-        header: As `formats.read` takes it.
-    """
+    """Return a reader of each part: a folder of classes, or a file."""
     # The files of 20 Newsgroups are called 49960.
     plain = [
         path

@@ -16,6 +16,7 @@ from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of, splits_in
 from recipe.data.layout import sources, splits
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.errors import DataError
+from recipe.settings import separated
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
@@ -64,7 +65,7 @@ def find(
         DataError: a channel's folder does not exist; there is no training data; names contradict
             each other; a configuration must be chosen; or a split is sharded only in part.
     """
-    requested = [part.strip() for part in (configurations or "").split(",") if part.strip()]
+    requested = separated(configurations)
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     named = {name: split_of(name) for name in data}
     others = [name for name, split in named.items() if split is None]

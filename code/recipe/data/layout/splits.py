@@ -23,14 +23,13 @@ def assign_by_names(
 ) -> dict[str, list[Path]]:
     """Return the files of each split.
 
-    A folder or file whose name contains a split belongs to it. The others belong to the channel's
-    split, but are left out if some names contain that one.
+    A folder or file whose name contains a split belongs to it. Other files belong to the channel's
+    split, unless some files are named after that one.
 
     Args:
         root: The channel's folder.
         of_channel: The split that the channel stands for, if any.
         requested: The configurations that are read: folders, each of which has its own splits.
-        notes: A sentence is added for what is left out.
 
     Raises:
         DataError: names contradict themselves, there are several configurations and none is
@@ -38,33 +37,38 @@ def assign_by_names(
             names training data.
     """
     paths = _configuration_files(root, paths, requested, notes)
-    named = {path: _split_of_path(root, path) for path in paths}
-    present = {split for split in named.values() if split is not None}
-    unnamed = [path for path, split in named.items() if split is None]
-    files = {
-        split: [path for path, of_path in named.items() if of_path == split]
-        for split in sorted(present)
-    }
-    if (
-        of_channel in ("validation", "test")
-        and of_channel not in present
-        and len(present) == 1
-        and not unnamed
-    ):
+    files: dict[str, list[Path]] = {}
+    unnamed: list[Path] = []
+    for path in paths:
+        if not (named := _named_parts(root, path)):
+            unnamed.append(path)
+            continue
+        *outer, (_, split) = named  # the innermost name counts
+        evaluated = next((index for index, other in outer if other != TRAIN), None)
+        if split == TRAIN and evaluated is not None:
+            folder = path.relative_to(root).parts[evaluated]
+            raise DataError(
+                f"{path}: the folder {folder!r} names {split_of(folder)} data, and the file "
+                "training data.",
+                "Rename one of them.",
+            )
+        files.setdefault(split, []).append(path)
+    is_evaluated = of_channel in ("validation", "test")
+    if is_evaluated and of_channel not in files and len(files) == 1 and not unnamed:
         # The user has named the channel, and evaluation data is never learned.
         notes.append(f"{listed(paths)}: taken as {of_channel} data, as the channel is named so.")
-        return {of_channel: list(paths)}
-    if of_channel == TRAIN and present and TRAIN not in present:
+        return {str(of_channel): list(paths)}
+    if of_channel == TRAIN and files and TRAIN not in files:
         others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
             f"{listed([path for path in paths if path not in unnamed])}: the names mention "
-            f"{' and '.join(sorted(present))} data. None mentions training data, and {others}.",
+            f"{' and '.join(sorted(files))} data. None mentions training data, and {others}.",
             "Name the training data train, such as train.csv, or give each split a channel of its "
             "own (train, test). Leave out files with the rows of all splits.",
         )
     if unnamed and of_channel is None:
         notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
-    elif unnamed and of_channel in present and of_channel == TRAIN:
+    elif unnamed and of_channel in files and of_channel == TRAIN:
         notes.append(
             f"{listed(unnamed)} is not used: other files are named after {of_channel} data."
         )
@@ -83,23 +87,6 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
         if split := split_of(value if is_partition else part):
             named_parts.append((index, split))
     return named_parts
-
-
-def _split_of_path(root: Path, path: Path) -> str | None:
-    """Return the split that a path names; the innermost name counts."""
-    named = _named_parts(root, path)
-    if not named:
-        return None
-    *outer, (_, innermost) = named
-    kept = next((index for index, split in outer if split != TRAIN), None)
-    if innermost == TRAIN and kept is not None:
-        folder = path.relative_to(root).parts[kept]
-        raise DataError(
-            f"{path}: the folder {folder!r} names {split_of(folder)} data, and the file training "
-            "data.",
-            "Rename one of them.",
-        )
-    return innermost
 
 
 def _configuration_files(

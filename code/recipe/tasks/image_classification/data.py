@@ -12,7 +12,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import classification, held_out, labels
 from recipe.data.classification import Splits
 from recipe.data.column_names import LABEL, split_of
-from recipe.data.column_settings import all_named_columns
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
@@ -119,7 +118,7 @@ def _channel_parts(
                     split,
                     formats.read(file, header=settings.names_in_header),
                     False,
-                    all_named_columns(settings),
+                    settings.named_columns,
                     notes,
                 ):
                     if is_labelled(
