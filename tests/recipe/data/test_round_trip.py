@@ -91,7 +91,7 @@ def test_cells_of_csv_are_read_as_they_were_written(
 
 @settings(max_examples=40)
 @given(
-    some.lists(some.tuples(some.text(max_size=6) | CELLS, CELLS), min_size=1, max_size=12),
+    some.lists(some.tuples(some.text(max_size=6) | CELLS, CELLS), min_size=1, max_size=6),
     some.sampled_from(["\n", "\r\n", "\n\n"]), ENCODINGS, some.booleans(), some.booleans(), some.integers(1, 40),
 )  # fmt: skip
 def test_strings_of_json_lines_are_read_as_they_were_written(

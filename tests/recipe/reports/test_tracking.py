@@ -88,6 +88,7 @@ def test_a_run_of_wandb_is_kept_offline_without_its_key(
     assert key not in job.log + job.errors
 
 
+@pytest.mark.heavy  # MLflow's imports take three seconds
 def test_managed_mlflow_is_reached_as_a_server_and_as_an_app() -> None:
     """By the plugin that signs the requests."""
     from sagemaker_mlflow.mlflow_sagemaker_helpers import SageMakerMLflowHostMetadataProvider

@@ -17,6 +17,7 @@ from recipe import arguments
 from recipe.data import relevance
 from recipe.errors import HyperparameterError
 from recipe.models.pretrained import Source
+from recipe.reports import figures
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
 from recipe.tasks.sentence_embedding.task import SentenceEmbedding
@@ -29,9 +30,10 @@ TASK = ("--task", "sentence-embedding")
 
 
 def test_prompts_and_lengths_are_those_of_the_librarys_folder(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else the library reads is in tests/contract."""
+    monkeypatch.setattr(figures, "save", lambda figure, path: "")  # it takes a second
     rows = triplets(24)
     channels = {"train": write(tmp_path / "data", rows[:16]),
                 "test": write(tmp_path / "held", rows[16:], "test")}  # fmt: skip

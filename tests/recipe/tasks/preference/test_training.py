@@ -17,6 +17,7 @@ from recipe.errors import CheckpointError, DataError
 from recipe.models import flat_attention
 from recipe.plan import batch_layout
 from recipe.plan.table import Table
+from recipe.reports import figures
 from recipe.tasks.preference import tokens
 from recipe.tasks.preference.task import PreferenceObjective
 from recipe.tasks.preference.tokens import AnswerPairs
@@ -257,7 +258,9 @@ def trained(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         "test": write(base / "test", better(24, 184), "test"),
     }
     argv = (*ARGV, "--task", "preference", "--eval_on_start", "True")
-    return base, run(base, start, channels, *argv, has_report=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda figure, path: "")  # it takes a second
+        return base, run(base, start, channels, *argv, has_report=True)
 
 
 def test_a_run_begins_at_no_margin_and_reports_it(trained: tuple[Path, dict[str, float]]) -> None:

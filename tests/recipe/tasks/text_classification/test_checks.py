@@ -11,7 +11,7 @@ from recipe.errors import HyperparameterError
 from recipe.training import preflight
 from tests.support.jobs import folders_of, write
 
-CLASSES, NUMBERS = ["good", "bad", "so"], [0.5, 1.25, 2.5]
+CLASSES = ["good", "bad", "so"]
 
 
 def channels(folder: Path, labels: list[Any]) -> dict[str, Path]:
@@ -22,15 +22,6 @@ def channels(folder: Path, labels: list[Any]) -> dict[str, Path]:
 def load(folder: Path, labels: list[Any], *argv: str) -> Any:
     given = parse(["--task", "text-classification", *argv])
     return task_table.load("text-classification")(channels(folder, labels), given)
-
-
-@pytest.mark.parametrize(
-    ("labels", "name"), [(CLASSES, "eval_f1_macro"), (CLASSES, "loss"), (NUMBERS, "pearson")]
-)
-def test_a_metric_that_evaluation_gives_may_choose(
-    tmp_path: Path, labels: list[Any], name: str
-) -> None:
-    assert load(tmp_path, labels, "--metric_for_best_model", name).train.num_rows > 0
 
 
 def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
