@@ -168,6 +168,10 @@ CASES = {
         "", 2, ("100,089 characters, is that of --hp89.",), "CodeError:",
         hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
+    "one rank is killed": Case(
+        MOCK_PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
+        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", environ=(("AMPHORA_NPROC_PER_NODE", "2"),),
+    ),
 }  # fmt: skip
 
 RAISED = {
@@ -306,7 +310,12 @@ def test_exception(name: str, tmp_path: Path, preloaded: Mapping[str, str]) -> N
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.heavy] if n == "accelerate launch" else []) for n in CASES],
+    [
+        pytest.param(
+            n, marks=[pytest.mark.heavy] if n in ("accelerate launch", "one rank is killed") else []
+        )
+        for n in CASES
+    ],
 )
 def test_failure(name: str, scripted: Tree) -> None:
     case = CASES[name]
