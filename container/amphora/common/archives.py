@@ -90,8 +90,9 @@ def unpack(archive: Path, folder: Path, location: str) -> None:
             "Pack the folder again: tar czf sourcedir.tar.gz -C folder .",
         ) from None
     except Exception as error:  # A truncated or forged file raises many kinds.
+        reason = str(error) or type(error).__name__
         raise CodeError(
-            f"The code archive {location} cannot be unpacked: {error or type(error).__name__}.",
+            f"The code archive {location} cannot be unpacked: {reason}.",
             "It must be a .tar.gz file; upload it again if the upload was cut short.",
         ) from error
 

@@ -52,10 +52,12 @@ def remember(values: Iterable[str]) -> None:
 
 def mask(text: str) -> str:
     """Replace every known or recognisable secret in `text` with asterisks."""
+    line = text.rstrip("\n")  # A mask must not join this line and the next one.
+    end = text[len(line) :]
     for value in _known:
-        if value in text:
-            text = text.replace(value, MASK)
-    return mask_shapes(text)
+        if value in line:
+            line = line.replace(value, MASK)
+    return mask_shapes(line) + end
 
 
 def unfinished(text: str) -> int:

@@ -152,7 +152,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     hosts = _hosts(resources, platform, paths.config / "resourceconfig.json")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
-    if not str(log_level).isdecimal():
+    if not re.fullmatch(r"\d{1,9}", str(log_level)):
         raise ConfigError(
             f"{level_key} is {log_level!r}.",
             "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",

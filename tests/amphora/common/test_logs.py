@@ -29,3 +29,10 @@ def test_what_may_become_a_secret_is_held_back() -> None:
 
 def test_bytes_that_are_no_text_are_no_error() -> None:
     logs.remember(["\udcff" * 8])
+
+
+@pytest.mark.parametrize("text", ["token s3cr3tvalue", "-----BEGIN PRIVATE KEY-----"])
+def test_a_mask_does_not_join_a_log_line_to_the_next(text: str) -> None:
+    logs.remember(["s3cr3tvalue\n"])  # A variable that was set from a file.
+    masked = logs.mask(f"{text}\n")
+    assert masked.endswith(f"{logs.MASK}\n") and masked == logs.mask(text) + "\n"

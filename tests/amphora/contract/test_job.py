@@ -1,6 +1,9 @@
 """Reading /opt/ml/input: what is accepted. test_errors.py has what is refused, and tests/contract how
 hyperparameters are decoded."""
 
+import pytest
+
+from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
 from tests.support.job_tree import Tree
 
@@ -28,3 +31,14 @@ def test_a_switch_is_on_or_off(tree: Tree) -> None:
     tree.configure({"a": "true", "sagemaker_x_enabled": '"False"'})
     job = read(tree)
     assert not job.wants("sagemaker_x_enabled") and not job.wants("sagemaker_y_enabled")
+
+
+@pytest.mark.parametrize("level", ["20", '"20"', " 20 "])
+def test_a_log_level_is_a_number_or_the_text_of_one(tree: Tree, level: str) -> None:
+    assert read(tree.configure({"sagemaker_container_log_level": level})).log_level == 20
+
+
+def test_a_log_level_that_python_cannot_convert_is_refused(tree: Tree) -> None:
+    tree.configure({"sagemaker_container_log_level": "1" * 5000})
+    with pytest.raises(ConfigError, match="sagemaker_container_log_level is '1111"):
+        read(tree)

@@ -129,6 +129,23 @@ def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None
     assert not (tree.base / "code").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(OSError(28, "No space left on device"), "No space left"), (MemoryError(), "MemoryError")],
+)
+def test_what_keeps_an_archive_from_being_unpacked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+) -> None:
+    packed = archive(tmp_path / "s.tar.gz", ("a.py", "x = 1"))
+
+    def fail(*_: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", fail)
+    with pytest.raises(CodeError, match=f"s.tar.gz cannot be unpacked: .*{text}"):
+        archives.unpack(packed, tmp_path, "s.tar.gz")
+
+
 # pip builds the package with what is installed, and reaches for no index.
 OFFLINE = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 SETUP = "from setuptools import setup\nsetup(name='amphora-test-pkg', version='1', {})\n"
