@@ -178,7 +178,22 @@ class _Diagnosis:
             if chosen := _first_cause(ranks or [last], self.mpi_worker):
                 self.suspect, inner = self._followed(chosen)
                 self.worker = inner or self.mpi_worker
-        self.record = self.suspect if self.suspect and self._is_certain(self.suspect) else None
+        # An exception that left the script itself is certain to be the cause. A script or shell may
+        # ignore one below it: then the exit code must be Python's for an exception, or nothing may
+        # follow the traceback. A shell that complains about one of its own lines afterwards has
+        # ignored it.
+        is_certain = ended.stop_signal is not None or ended.pid in self.by_pid
+        if self.suspect is not None and not is_certain:
+            # The last traceback may be that of the program that ran this one as a checked command.
+            running = (*self._outer(self.suspect), self.suspect)
+            tracebacks = (record.lines_around(self.tail) for record in running)
+            after = next((lines[1] for lines in tracebacks if lines is not None), None)
+            went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
+            if ended.is_script:
+                is_certain = ended.exit_code == 1 and after == []
+            else:
+                is_certain = after == [] or (ended.exit_code == 1 and not went_on)
+        self.record = self.suspect if is_certain else None
         if self.worker is not None and self.record is not None and self.record.rank is not None:
             seen = {str(worker.rank): worker for record in records for worker in record.workers}
             seen.setdefault(str(self.worker.rank), self.worker)
@@ -223,7 +238,18 @@ class _Diagnosis:
             if frames:
                 of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
                 return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
-            head += [shorten(line) for line in self._printed()[-3:]]
+            # The last lines, without those of ranks that failed after the cause.
+            tracebacks = mask("\n".join(other.traceback for other in self.records)).splitlines()
+            printed = []
+            # Ranks print the same line, and mpirun frames its lines by dashes.
+            for line in dict.fromkeys(self.tail):
+                rank, text = re.findall(r"^(?:\[rank(\d+)\]:? ?)?(.*)", line)[0]
+                is_other = self.worker is not None and (
+                    text in tracebacks or rank not in ("", str(self.worker.rank))
+                )
+                is_note = re.match(r"\[[IW]\d{4} ", line) is not None  # torch's own
+                printed += [line] if line.strip(" -") and not (is_other or is_note) else []
+            head += [shorten(line) for line in printed[-3:]]
             head += [self.suspect.earlier_line] if self.suspect else []
         if ended.stop_signal is None:
             text = "\n".join(head)
@@ -264,23 +290,6 @@ class _Diagnosis:
         """Return the records of the processes above, the outermost first."""
         return [self.by_pid[pid] for pid in reversed(record.ancestors) if pid in self.by_pid]
 
-    def _is_certain(self, record: Record) -> bool:
-        """Return whether this exception is certain to be the cause.
-
-        It is if it left the script itself. A script or shell may ignore one below it: then the exit
-        code must be Python's for an exception, or nothing may follow the traceback. A shell that
-        complains about one of its own lines afterwards has ignored it.
-        """
-        if self.ended.stop_signal is not None or self.ended.pid in self.by_pid:
-            return True
-        # The last traceback may be that of the program that ran this one as a checked command.
-        tracebacks = (other.lines_around(self.tail) for other in (*self._outer(record), record))
-        after = next((lines[1] for lines in tracebacks if lines is not None), None)
-        if self.ended.is_script:
-            return self.ended.exit_code == 1 and after == []
-        went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
-        return after == [] or (self.ended.exit_code == 1 and not went_on)
-
     def _status(self) -> str:
         """Describe the exit code or signal of a script without a known exception."""
         if self.code >= 0:
@@ -295,20 +304,6 @@ class _Diagnosis:
                 " or use a larger instance."
             )
         return f"The script was ended by {_signal_name(-self.code)}."
-
-    def _printed(self) -> list[str]:
-        """Return the output, without the lines of ranks that failed after the cause."""
-        tracebacks = mask("\n".join(record.traceback for record in self.records)).splitlines()
-        lines = []
-        # Ranks print the same line, and mpirun frames its lines by dashes.
-        for line in dict.fromkeys(self.tail):
-            rank, text = re.findall(r"^(?:\[rank(\d+)\]:? ?)?(.*)", line)[0]
-            is_other = self.worker is not None and (
-                text in tracebacks or rank not in ("", str(self.worker.rank))
-            )
-            is_note = re.match(r"\[[IW]\d{4} ", line) is not None  # torch's own
-            lines += [line] if line.strip(" -") and not (is_other or is_note) else []
-        return lines
 
 
 def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
