@@ -272,10 +272,13 @@ def firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
 
 def means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
     """Return [samples, hidden]: the mean over each sample's tokens."""
+    weights = tokens_of_samples(segments, first).to(hidden.dtype)
+    return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)
+
+
+def tokens_of_samples(segments: Tensor, first: Tensor) -> Tensor:
+    """Return [samples, rows * length]: which of the flattened tokens belong to each sample."""
     rows, length = segments.shape
     block = torch.arange(rows, device=segments.device)[:, None].expand_as(segments)
     flat = segments.flatten()
-    # Which of the flattened tokens belong to each sample.
-    belongs = (block.flatten() == (first // length)[:, None]) & (flat == flat[first][:, None])
-    weights = belongs.to(hidden.dtype)
-    return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)
+    return (block.flatten() == (first // length)[:, None]) & (flat == flat[first][:, None])

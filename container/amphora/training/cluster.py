@@ -334,8 +334,8 @@ class _Listener(_Talk):
                 return
             except RuntimeError as error:  # The container has no more threads.
                 reason = f"refused {address}: {error}"
-        connection.close()
         self._warn(reason)
+        connection.close()
 
     def take(self, peer: _Peer, report: Report) -> bool:
         name = report.host
