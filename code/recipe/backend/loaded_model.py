@@ -89,14 +89,19 @@ class LoadedModel:
                 setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
 
     def encode(
-        self, request: Request, inputs: Inputs, prefix: str = "", language: str | None = None
+        self,
+        request: Request,
+        inputs: Inputs,
+        prefix: str = "",
+        languages: Mapping[str, str | None] | None = None,
     ) -> Prepared:
         """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
         BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it.
 
         Args:
             prefix: The text before each text.
-            language: The `src_lang` with which a multilingual tokenizer marks the texts.
+            languages: The `src_lang` with which a multilingual tokenizer marks the texts; None for
+                no mark.
         """
         texts: Sequence[Text] = inputs.values
         read, tokenizer = 0, self.tokenizer
@@ -109,8 +114,9 @@ class LoadedModel:
                 "truncation is only_first: of a pair the longer text is cut. Give true."
             )
         for piece in bounds.pieces(texts, len(prefix)):
-            if language is not None:  # other requests may have set theirs in the meantime
-                tokenizer.src_lang = language
+            for name, language in (languages or {}).items():
+                # Other requests may have set theirs in the meantime.
+                setattr(tokenizer, name, language)
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
             with cutting(tokenizer, side):

@@ -194,13 +194,16 @@ class Resumable(Trainer):
         has been drawn. No step may follow if the job was finished, or if the evaluation ends it by
         early stopping, as in a run without interruption.
         """
+        if self._is_finished:
+            # The Trainer forgets a path that this host lacks.
+            self.state.best_model_checkpoint = self.before.best_model_checkpoint
         if evaluation_is_due(self.args, self.state):
             self._determine_best_metric(self.evaluate(), None)
-            self._name_the_best()
             if self.control.should_training_stop and not self._is_finished:
                 self._save_checkpoint(self.model_wrapped, None)
                 self._is_finished = True
         if self._is_finished:
+            self._name_the_best()
             raise _NoSteps
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
@@ -356,7 +359,7 @@ class Resumable(Trainer):
         set_seed((self.args.seed + 1_000_003 * step + 7_919 * rank) % 2**32)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
+        if checkpoint is None or self._is_finished:
             return
         if not (Path(checkpoint) / snapshot.OPTIMIZER).is_file():
             raise CheckpointError(

@@ -207,6 +207,36 @@ def test_vectors_and_pairs_are_served_in_int8(
 
 
 @pytest.mark.heavy
+def test_vectors_are_compared_by_their_loss_if_all_scores_are_equal(
+    quick: Mapping[str, str], tmp_path: Path
+) -> None:
+    """Correlations with them are NaN."""
+    rows = [
+        {"sentence1": text, "sentence2": "who was", "score": n / 4} for n, text in enumerate(TEXTS)
+    ]
+    channels = {
+        "train": tasks.write(tmp_path / "data" / "train", rows),
+        "validation": tasks.write(
+            tmp_path / "data" / "test", [{**row, "score": 1} for row in rows]
+        ),
+    }
+    start = CASES["sentence-embedding"].model(tmp_path / "start", 0.0)
+    argv = (
+        "--task",
+        "sentence-embedding",
+        "--model_id",
+        str(start),
+        "--epochs",
+        "1",
+        "--quantize",
+        "int8",
+        *ANY,
+    )
+    job = Job(tmp_path / "job", channels, argv, quick).finish()
+    assert json.loads((job.model / "int8" / "proof.json").read_text())["metric"] == "loss"
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("case", "argv"),
     [

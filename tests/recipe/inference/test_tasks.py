@@ -420,6 +420,23 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
     assert [[entry["translation_text"] for entry in answer] for answer in answers] == wanted
 
 
+def test_a_language_of_a_request_does_not_mark_the_next_one(tmp_path: Path) -> None:
+    """PLBart's tokenizer marks no text unless a language is set."""
+    save_nllb(tmp_path / "m")
+    served = Handlers(tmp_path / "m", HF_TASK="translation")
+    model: Any = served.model
+    reader = model.loaded.tokenizer
+    marks: list[str | None] = [None]
+    src_lang = property(lambda _: marks[-1], lambda _, mark: marks.append(mark))
+    members = {"src_lang": src_lang, "set_src_lang_special_tokens": lambda _, mark: None}
+    reader.__class__ = type("Unmarked", (type(reader),), members)
+    model.defaults["src_lang"] = None
+    body = {"inputs": "the film", "tgt_lang": "fra_Latn", "max_new_tokens": 1}
+    for more, mark in [({}, None), ({"src_lang": "deu_Latn"}, "deu_Latn"), ({}, None)]:
+        served.ask({**body, **more})
+        assert marks[-1] == mark
+
+
 def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
     torch.manual_seed(6)
     reader = tokenizer()

@@ -333,6 +333,23 @@ def test_it_starts_anew_where_asked_to(
     assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
 
 
+def test_a_finished_job_whose_checkpoints_were_moved_writes_its_best_weights(
+    tmp_path: Path, trained: Job
+) -> None:
+    argv = ("--max_steps", "6", "--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "2",
+            "--load_best_model_at_end", "True")  # fmt: skip
+    job, moved = (replace(trained, base=tmp_path / name) for name in ("job", "moved"))
+    job.run_here(*argv)
+    moved.base.mkdir()
+    shutil.move(job.checkpoints, moved.checkpoints)
+    moved.run_here(*argv)
+    assert moved.files == job.files
+    best = json.loads((moved.checkpoints / "checkpoint-6" / "trainer_state.json").read_text())
+    shutil.rmtree(moved.checkpoints / f"checkpoint-{best['best_global_step']}")
+    with pytest.raises(CheckpointError, match=f"checkpoint-{best['best_global_step']} has no"):
+        moved.run_here(*argv)
+
+
 def test_a_loss_that_is_no_number_names_step_and_rows(tmp_path: Path, trained: Job) -> None:
     with pytest.raises(DivergedError) as raised:
         replace(trained, base=tmp_path).run_here("--lr", "1e38", "--lr_scheduler_type", "constant")

@@ -129,7 +129,7 @@ class TextGenerator(ServedTask):
         if self.languages and target is not None:
             options["forced_bos_token_id"] = token_of(self.loaded.tokenizer, target)
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-        language = request.parameters.get("src_lang") or self.defaults["src_lang"]
+        source = request.parameters.get("src_lang") or self.defaults["src_lang"]
         new = options.get("max_new_tokens") or options["max_length"]
         texts = len(inputs.values)
         rows = max(options["num_beams"], options["num_return_sequences"])
@@ -141,7 +141,10 @@ class TextGenerator(ServedTask):
         # Of the request's parameters only truncation is about sources.
         kept = {k: v for k, v in request.parameters.items() if k == "truncation"}
         prepared = self.loaded.encode(
-            replace(request, parameters=kept), inputs, prefix, language if self.languages else None
+            replace(request, parameters=kept),
+            inputs,
+            prefix,
+            {"src_lang": source} if self.languages else {},
         )
         token_ids = [row.ids for row in prepared.work]
         sizes = [len(ids) + new for ids in token_ids]
