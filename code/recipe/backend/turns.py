@@ -6,9 +6,10 @@ for example in a script, each prediction runs to its end.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -70,11 +71,15 @@ class Shared(Generic[Result]):
             self._is_at_work = True
             ended: list[BaseException] = []
             try:
-                self._outcome.set_result(self._work(partial(self._pause, ended)))
+                result = self._work(partial(self._pause, ended))
+                # Callers outside the turns may do the work at the same time.
+                with contextlib.suppress(InvalidStateError):
+                    self._outcome.set_result(result)
             except Exception as error:
                 # Free the tensors in the frames, since other predictions need the memory.
                 traceback.clear_frames(error.__traceback__)
-                self._outcome.set_exception(error)
+                with contextlib.suppress(InvalidStateError):
+                    self._outcome.set_exception(error)
             finally:
                 self._is_at_work = False
             if ended:

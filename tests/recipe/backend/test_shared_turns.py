@@ -1,5 +1,6 @@
 """Work that several predictions share while they take turns in a worker."""
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -113,3 +114,28 @@ def test_who_comes_after_it_was_left_begins_again(jobs: Turns) -> None:
     finish(jobs)
     assert work.begun == 2
     assert seen[1:] == ["s0", "s1", "s2", "s3", "b: whole"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_without_turns_may_begin_at_the_same_time(fails: bool) -> None:
+    """The first outcome counts."""
+    begun: list[str] = []
+
+    def work(_: Callable[[], None]) -> str:
+        begun.append(f"outcome {len(begun)}")
+        outcome = begun[-1]
+        if len(begun) == 1:
+            shared._is_at_work = False  # as a thread sees it that has looked before
+            with contextlib.suppress(ValueError):
+                shared.result()
+        if fails:
+            raise ValueError(outcome)
+        return outcome
+
+    shared = turns.Shared(work)
+    for _ in range(2):
+        try:
+            assert shared.result() == "outcome 1"
+        except ValueError as error:
+            assert fails and str(error) == "outcome 1"
+    assert len(begun) == 2
