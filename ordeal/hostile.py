@@ -148,7 +148,7 @@ class Hostile:
             body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
         else:
             return self._misframed(method, target, headers, body), False
-        return on_the_wire(method, target, headers, body), True
+        return request_bytes(method, target, headers, body), True
 
     def _misframed(
         self, method: str, target: str, headers: list[tuple[str, str]], body: bytes
@@ -163,10 +163,10 @@ class Hostile:
             [(f"X-{n}", "flood") for n in range(self.random.choice((100, 3000)))],
             [("X-Long", "l" * 100_000)], [("Bad Name", "x")], [("", "x")], [("X", "a\r\n b")],
         ))  # fmt: skip
-        return on_the_wire(method, target, [*headers, *lie], body[:100_000])
+        return request_bytes(method, target, [*headers, *lie], body[:100_000])
 
 
-def on_the_wire(method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
+def request_bytes(method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
     """Return the bytes of a request."""
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body

@@ -196,7 +196,7 @@ def prepare() -> None:
     os.execv(python, [python, "-m", "ordeal.mutants", *sys.argv[1:]])
 
 
-def with_recorders(name: str, mutants: list[tuple[int, Mutant]]) -> bytes:
+def insert_recorders(name: str, mutants: list[tuple[int, Mutant]]) -> bytes:
     """Return a module that calls the recorder at each mutant; at the start of every function for
     those that are in none."""
     source = (WORK / name).read_bytes()
@@ -319,7 +319,7 @@ def record(mutants: list[Mutant], tests: list[str]) -> None:
     try:
         for name in before:
             numbered = [item for item in enumerate(mutants) if item[1].path == name]
-            (WORK / name).write_bytes(with_recorders(name, numbered))
+            (WORK / name).write_bytes(insert_recorders(name, numbered))
         options = ["-m", MARKS, f"--timeout={SLOW}", "--durations=60"]
         run_tests([*tests, *options], OUT / "record.log", 7200, [Watch(OUT / "current")])
     finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ordeal import openapi
 from ordeal.common import Trial, background_threads, clean_environ
-from ordeal.hostile import Hostile, on_the_wire
+from ordeal.hostile import Hostile, request_bytes
 from ordeal.serving import HEALTHY, Healthy, Server
 
 PLANNED = "no 5xx but 503 overloaded, 504 deadline_exceeded, and 501 for a transfer coding"
@@ -130,7 +130,7 @@ def _schemathesis(trial: Trial, server: Server, seconds: int) -> None:
 
 def _slow(trial: Trial, server: Server) -> None:
     """Open connections that send a byte now and then, or nothing, or half-close."""
-    begin = on_the_wire("POST", "/invocations", [("Host", "x"), ("Content-Length", "500")], b"{")
+    begin = request_bytes("POST", "/invocations", [("Host", "x"), ("Content-Length", "500")], b"{")
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
     for number, sock in enumerate(socks):
         sock.sendall(begin[: number if number < len(begin) else len(begin)])
@@ -151,7 +151,7 @@ def _oversized(trial: Trial, server: Server) -> None:
     megabyte = b" " * 2**20
     for framing in (("Content-Length", str(200 * 2**20)), ("Transfer-Encoding", "chunked")):
         part = b"100000\r\n" + megabyte + b"\r\n" if framing[1] == "chunked" else megabyte
-        request = on_the_wire("POST", "/invocations", [*head, framing], part * 27)
+        request = request_bytes("POST", "/invocations", [*head, framing], part * 27)
         status, _ = _exchange(server.port, request + part * 100, True)
         trial.check(PLANNED, status in (413, 0), f"{framing}: {status}")
         trial.count(f"oversized answered {status}")
@@ -164,7 +164,7 @@ def _pipelined(trial: Trial, server: Server) -> None:
     bodies = [good, wrong] * 20
     head = [("Host", "x"), ("Content-Type", "application/json")]
     requests = [
-        on_the_wire("POST", "/invocations", [*head, ("Content-Length", str(len(body)))], body)
+        request_bytes("POST", "/invocations", [*head, ("Content-Length", str(len(body)))], body)
         for body in bodies
     ]
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as sock:

@@ -96,11 +96,11 @@ def test_a_shell_block_runs(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in SHOWN.get(block, "").splitlines():
         if line != "...":
-            assert as_shown(line) in as_shown(done.stdout), done.stdout
+            assert normalized_output(line) in normalized_output(done.stdout), done.stdout
     assert done.stdout
 
 
-def as_shown(text: str) -> str:
+def normalized_output(text: str) -> str:
     """Numbers differ from machine to machine, and a page shortens paths."""
     return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", re.sub(r"/\S*/(ml|reviews)/", r"\1/", text))
 

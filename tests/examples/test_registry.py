@@ -27,7 +27,7 @@ def test_update_endpoint_by_a_version_of_the_registry(aws: Aws, run: Run) -> Non
         assert "say --image and --model, or --package" in run("update_endpoint.py", *wrong).stderr
 
 
-def as_requests(steps: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def pipeline_requests(steps: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Operation and request of each step of a pipeline; a text for what is known when it runs."""
 
     def settled(value: Any) -> Any:
@@ -43,7 +43,7 @@ def as_requests(steps: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, An
     operations = {"Training": "CreateTrainingJob", "RegisterModel": "CreateModelPackage"}
     for step in steps:
         if step["Type"] == "Condition":
-            yield from as_requests(step["Arguments"]["IfSteps"])
+            yield from pipeline_requests(step["Arguments"]["IfSteps"])
         else:
             yield operations[step["Type"]], settled(step["Arguments"])
 
@@ -69,7 +69,7 @@ def test_a_pipeline_registers_what_is_good_enough(
         }
     ]
     assert [else_step["Type"] for else_step in decision["Arguments"]["ElseSteps"]] == ["Fail"]
-    requests = dict(as_requests(pipeline["Steps"]))
+    requests = dict(pipeline_requests(pipeline["Steps"]))
     training, package = requests["CreateTrainingJob"], requests["CreateModelPackage"]
     assert package["ModelApprovalStatus"] == "PendingManualApproval"
     assert training["HyperParameters"]["epochs"] == "2"

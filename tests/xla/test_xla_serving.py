@@ -37,7 +37,7 @@ OnCpu = Callable[..., Handlers]
 
 
 @pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
+def cpu_handlers(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
     """The same handlers in this process, as a host without torch-xla has them."""
 
     def load(folder: Path, **environ: str) -> Handlers:
@@ -59,7 +59,7 @@ def programs() -> int:
 
 
 def held(
-    folder: Path, bodies: list[Any], on_cpu: OnCpu, buckets: str = BUCKETS, **more: str
+    folder: Path, bodies: list[Any], cpu_handlers: OnCpu, buckets: str = BUCKETS, **more: str
 ) -> None:
     """Every answer is the CPU's, and no request needs another program."""
     before = programs()
@@ -69,18 +69,18 @@ def held(
     # Merged with other texts.
     answers += served.ask_all(bodies[:2])
     assert programs() == before + len(buckets.split(","))
-    plain = on_cpu(folder, **more)
+    plain = cpu_handlers(folder, **more)
     for answer, body in zip(answers, [*bodies, *bodies[:2]], strict=True):
         assert_close(answer, plain.ask(body))
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_each_head_answers_as_on_the_cpu(kind: str, tmp_path: Path, on_cpu: OnCpu) -> None:
-    held(save(kind, tmp_path / "model"), BODIES[kind], on_cpu)
+def test_each_head_answers_as_on_the_cpu(kind: str, tmp_path: Path, cpu_handlers: OnCpu) -> None:
+    held(save(kind, tmp_path / "model"), BODIES[kind], cpu_handlers)
 
 
 def test_a_sentence_transformer_with_a_prompt_that_is_not_pooled(
-    tmp_path: Path, on_cpu: OnCpu
+    tmp_path: Path, cpu_handlers: OnCpu
 ) -> None:
     from sentence_transformers import SentenceTransformer, models
 
@@ -95,16 +95,16 @@ def test_a_sentence_transformer_with_a_prompt_that_is_not_pooled(
         {"inputs": TEXTS, "parameters": {"truncate_dim": 4, "normalize": True}},
         {"source_sentence": "who", "sentences": TEXTS},
     ]
-    held(tmp_path / "s", bodies, on_cpu, buckets="2x16,4x40")
+    held(tmp_path / "s", bodies, cpu_handlers, buckets="2x16,4x40")
 
 
-def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, on_cpu: OnCpu) -> None:
+def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, cpu_handlers: OnCpu) -> None:
     served = Handlers(save("BertModel", tmp_path / "model"), AMPHORA_BUCKETS="1x8,2x16")
     ready = programs()
     with pytest.raises(ValueError, match=r"has 48 tokens.*for 16 at most \(AMPHORA_BUCKETS\)"):
         served.ask({"inputs": "who " * 60})
     short = {"inputs": ["who " * 60, "who"], "parameters": {"max_length": 16}}
-    assert_close(served.ask(short), on_cpu(tmp_path / "model").ask(short))
+    assert_close(served.ask(short), cpu_handlers(tmp_path / "model").ask(short))
     assert programs() == ready
 
 

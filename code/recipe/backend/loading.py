@@ -142,7 +142,7 @@ def laid_out(
     """
     if kind in DEVICES:
         return _compile_programs(loaded, kind, reading, environ)
-    loaded = _with_safe_merging(loaded, reading)
+    loaded = _choose_merging(loaded, reading)
     if loaded.padded.merging != PADDED:
         return loaded
     float_layout = functools.partial(_float_layout, loaded, architecture, reading, environ)
@@ -215,7 +215,7 @@ def _float_layout(
     return replace(loaded, layout=packed)
 
 
-def _with_safe_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
+def _choose_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
     """Return the model with the widest merging that gives the answers of each row alone.
 
     The other texts of a call would change the answers of models that ignore the attention mask
@@ -272,7 +272,7 @@ def _compile_programs(
     """Move a model to a device that compiles a program for each shape, and compile all of them.
     Raise ModelError if its answers differ from the CPU's, and ValueError if AMPHORA_BUCKETS is
     invalid."""
-    merged = _with_safe_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
+    merged = _choose_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
     if merged.padded.merging != PADDED:
         raise programs.refused(kind, f"padding changes its answers ({merged.padded.merging})")
     alone = loaded.alone()

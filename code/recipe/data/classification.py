@@ -137,7 +137,7 @@ def _labelled(file: Read, texts: Iterable[str], settings: DataSettings, notes: l
         if empty := values.empty_texts(part, column):
             notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
                          "they are learned as empty texts.")  # fmt: skip
-    return values.with_labels(part, label)
+    return values.parse_label_lists(part, label)
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:

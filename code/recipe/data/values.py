@@ -216,7 +216,7 @@ def container(value: str) -> list[Any] | dict[str, Any] | None:
     return [None] if re.fullmatch(r"\[[\d\s.]*\]", text) else None
 
 
-def with_labels(part: Part, column: str) -> Part:
+def parse_label_lists(part: Part, column: str) -> Part:
     """Return the part with lists instead of the strings that hold lists of labels.
 
     Raises:

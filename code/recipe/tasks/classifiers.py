@@ -74,7 +74,7 @@ class Classification(Task):
     def take_labels_of(self, source: Source) -> None:
         """Number the classes of the data as the model in `source` does, if it is not trained."""
         if not self.hyperparameters.trains:
-            self.data = with_labels_of(source, self.data, self.hyperparameters)
+            self.data = match_model_labels(source, self.data, self.hyperparameters)
             self.train = self.data.train
 
     def findings(self) -> Iterator[Finding]:
@@ -111,7 +111,7 @@ class Classification(Task):
         )
 
 
-def with_labels_of(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
+def match_model_labels(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
     """Return the data with the class ids of the model in `source`.
 
     Raises:

@@ -57,7 +57,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Any], Any]:
     return _ask
 
 
-def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
+def parameter_body(inputs: Any, **parameters: Any) -> dict[str, Any]:
     return {"inputs": inputs, "parameters": parameters}
 
 
@@ -66,27 +66,27 @@ def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
     [
         ("labels", {"inputs": {"text": LONG, "text_pair": "b"}}, ["600,001 bytes", "500,000"]),
         ("labels", {"query": "a", "texts": ["a"]}, ["2 labels"]),
-        ("zero-shot", with_parameters(["a"] * 1000, candidate_labels=["a"] * 1000),
+        ("zero-shot", parameter_body(["a"] * 1000, candidate_labels=["a"] * 1000),
          ["1,000,000 texts, pairs", "1,000 texts x 1,000 labels", "AMPHORA_MAX_ROWS"]),
-        ("zero-shot", with_parameters("a", candidate_labels=["ab"], hypothesis_template="{0}" * 200_000),
+        ("zero-shot", parameter_body("a", candidate_labels=["ab"], hypothesis_template="{0}" * 200_000),
          ["1,000,000 bytes", "AMPHORA_MAX_TEXT_BYTES"]),
-        ("tags", with_parameters("a " * 180_000, stride=45, aggregation_strategy="simple"),
+        ("tags", parameter_body("a " * 180_000, stride=45, aggregation_strategy="simple"),
          ["179,955 texts, pairs and windows", "AMPHORA_MAX_ROWS", "45 of them shared"]),
-        ("tags", with_parameters(LONG, stride=1, aggregation_strategy="simple"), ["600,000 bytes"]),
-        ("answers", with_parameters({**QUESTION, "context": "a " * 180_000}, doc_stride=43),
+        ("tags", parameter_body(LONG, stride=1, aggregation_strategy="simple"), ["600,000 bytes"]),
+        ("answers", parameter_body({**QUESTION, "context": "a " * 180_000}, doc_stride=43),
          ["AMPHORA_MAX_ROWS", "43 of them shared"]),
-        ("answers", with_parameters(QUESTION, top_k=2 * 10**6), ["AMPHORA_MAX_ANSWER_VALUES"]),
+        ("answers", parameter_body(QUESTION, top_k=2 * 10**6), ["AMPHORA_MAX_ANSWER_VALUES"]),
         ("answers", {"inputs": {**QUESTION, "context": LONG}}, ["AMPHORA_MAX_TEXT_BYTES"]),
-        ("masks", with_parameters(["[MASK] " * 40] * 400, top_k=30_522), ["AMPHORA_MAX_ANSWER_VALUES"]),
+        ("masks", parameter_body(["[MASK] " * 40] * 400, top_k=30_522), ["AMPHORA_MAX_ANSWER_VALUES"]),
         ("vectors", {"inputs": ["a"] * 131_073}, ["AMPHORA_MAX_ANSWER_VALUES", "vectors of 32"]),
         ("token vectors", {"inputs": [WORD * 46] * 700},
          ["4,300,800 numbers", "4,194,304", "33,600 tokens"]),
-        ("t5", with_parameters(["a"] * 500, num_beams=32, max_new_tokens=400),
+        ("t5", parameter_body(["a"] * 500, num_beams=32, max_new_tokens=400),
          ["6,400,000 tokens", "500 texts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
-        ("t5", with_parameters("a", prefix=LONG), ["AMPHORA_MAX_TEXT_BYTES"]),
-        ("texts", with_parameters(["a"] * 500, num_return_sequences=32, max_new_tokens=40, do_sample=True),
+        ("t5", parameter_body("a", prefix=LONG), ["AMPHORA_MAX_TEXT_BYTES"]),
+        ("texts", parameter_body(["a"] * 500, num_return_sequences=32, max_new_tokens=40, do_sample=True),
          ["640,000 tokens", "500 prompts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
-        ("texts", with_parameters("a", stop=["x"] * 600_000), ["stop has 600000 texts", "64"]),
+        ("texts", parameter_body("a", stop=["x"] * 600_000), ["stop has 600000 texts", "64"]),
     ],
 )  # fmt: skip
 def test_what_costs_too_much_is_refused_with_the_figure_and_the_bound(
@@ -108,11 +108,11 @@ def test_what_costs_too_much_is_refused_with_the_figure_and_the_bound(
     [
         ("labels", {"inputs": "film " * 800_000}),
         ("labels", {"inputs": {"text": WORD * 500, "text_pair": WORD * 700}}),
-        ("zero-shot", with_parameters(WORD * 5000, candidate_labels=["good"] * 100)),
-        ("tags", with_parameters(WORD * 2000, stride=8, aggregation_strategy="simple")),
-        ("answers", with_parameters(QUESTION, doc_stride=16, top_k=20)),
-        ("masks", with_parameters("the [MASK] was [MASK]", top_k=60)),
-        ("texts", with_parameters(WORD * 500_000, max_new_tokens=2)),
+        ("zero-shot", parameter_body(WORD * 5000, candidate_labels=["good"] * 100)),
+        ("tags", parameter_body(WORD * 2000, stride=8, aggregation_strategy="simple")),
+        ("answers", parameter_body(QUESTION, doc_stride=16, top_k=20)),
+        ("masks", parameter_body("the [MASK] was [MASK]", top_k=60)),
+        ("texts", parameter_body(WORD * 500_000, max_new_tokens=2)),
     ],
 )
 def test_long_texts_that_the_beginning_decides_are_answered(

@@ -74,7 +74,7 @@ FEATURES = [
 ]  # fmt: skip
 
 
-def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
+def toolkit_answer(pipeline: Any, body: Any) -> Any:
     """What Hugging Face's image answers: `inputs`, or the whole object, and `parameters`."""
     data = copy.deepcopy(body)
     inputs = data.pop("inputs", data)
@@ -116,7 +116,7 @@ def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) 
     make: Any = transformers.pipeline
     reference = make(task, model=str(folder), device="cpu")
     served = Handlers(folder, HF_TASK=task)
-    expected = [plain(as_the_toolkit_calls(reference, body)) for body in bodies]
+    expected = [plain(toolkit_answer(reference, body)) for body in bodies]
     merged = served.ask_all(bodies)
     for body, answer, wanted in zip(bodies, merged, expected, strict=True):
         assert_close(answer, wanted, TOLERANCE, f"{body}")

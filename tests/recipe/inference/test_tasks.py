@@ -36,14 +36,14 @@ def save_without_tokenizer(folder: Path) -> None:
         file.unlink()
 
 
-def with_a_broken_weight(folder: Path) -> None:
+def save_broken_weight(folder: Path) -> None:
     save(CLASSIFIER, folder)
     weights = load_file(folder / "model.safetensors")
     weights["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.nan
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def with_settings(kind: str, **changes: Any) -> Callable[[Path], None]:
+def save_changed_settings(kind: str, **changes: Any) -> Callable[[Path], None]:
     """Return what saves a model with changes of its config.json."""
 
     def make(folder: Path) -> None:
@@ -60,18 +60,18 @@ def as_sparse(folder: Path) -> None:
     (folder / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
 
 
-def with_an_activation_of_its_own(folder: Path) -> None:
+def save_unknown_activation(folder: Path) -> None:
     save(CLASSIFIER, folder, num_labels=1,
          sentence_transformers={"activation_fn": "somebody.Activation"})  # fmt: skip
 
 
-def with_weights_cut_off(folder: Path) -> None:
+def save_cut_weights(folder: Path) -> None:
     save(CLASSIFIER, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
 
 
-def with_a_pointer_of_git_lfs(folder: Path) -> None:
+def save_lfs_pointer(folder: Path) -> None:
     save(CLASSIFIER, folder)
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
     (folder / "model.safetensors").write_text(text)
@@ -82,25 +82,25 @@ def with_a_pointer_of_git_lfs(folder: Path) -> None:
     ("make", "environ", "words"),
     [
         (save_without_tokenizer, {}, ["has no tokenizer", "tokenizer.json"]),
-        (with_a_broken_weight, {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
-        (with_settings("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
-        (with_settings("BertModel", architectures=["BertWithMyHead"]), {}, ["BertWithMyHead", "HF_TASK", "fill-mask"]),
-        (with_settings("BertModel", architectures=None), {}, ["no architectures", "HF_TASK"]),
-        (with_settings("BertModel"), {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
-        (with_settings(CLASSIFIER), {"HF_TASK": "zero-shot-classification"},
+        (save_broken_weight, {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
+        (save_changed_settings("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
+        (save_changed_settings("BertModel", architectures=["BertWithMyHead"]), {}, ["BertWithMyHead", "HF_TASK", "fill-mask"]),
+        (save_changed_settings("BertModel", architectures=None), {}, ["no architectures", "HF_TASK"]),
+        (save_changed_settings("BertModel"), {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
+        (save_changed_settings(CLASSIFIER), {"HF_TASK": "zero-shot-classification"},
          ["entailment", "LABEL_0"]),
-        (with_settings("GPT2LMHeadModel"), {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
-        (with_settings(CLASSIFIER, id2label={"0": "a", "1": "b", "2": "c"}), {},
+        (save_changed_settings("GPT2LMHeadModel"), {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
+        (save_changed_settings(CLASSIFIER, id2label={"0": "a", "1": "b", "2": "c"}), {},
          ["config.json .id2label.* contradicts the shapes"]),
-        (with_weights_cut_off, {}, ["weights are cut off or damaged"]),
-        (with_a_pointer_of_git_lfs, {},
+        (save_cut_weights, {}, ["weights are cut off or damaged"]),
+        (save_lfs_pointer, {},
          ["pointers of Git LFS instead of files: model.safetensors.*git lfs pull"]),
-        (with_settings(CLASSIFIER, model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), {},
+        (save_changed_settings(CLASSIFIER, model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), {},
          ["Set HF_TRUST_REMOTE_CODE=true"]),
         (as_sparse, {}, ["SparseEncoder", "save_pretrained"]),
-        (with_an_activation_of_its_own, {}, ["somebody.Activation", "Sigmoid"]),
-        (with_settings("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
-        (with_settings("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
+        (save_unknown_activation, {}, ["somebody.Activation", "Sigmoid"]),
+        (save_changed_settings("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
+        (save_changed_settings("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_right_is_refused_at_start(

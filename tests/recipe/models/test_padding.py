@@ -57,7 +57,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def with_head(kind: str, head: Any = AutoModelForSequenceClassification, **more: Any) -> Any:
+def model_with_head(kind: str, head: Any = AutoModelForSequenceClassification, **more: Any) -> Any:
     torch.manual_seed(0)
     kind_of_config: Any = CONFIG_MAPPING[kind]
     config = kind_of_config(vocab_size=40, **{**SIZES[kind], **more})
@@ -81,7 +81,7 @@ def some_samples(*lengths: int) -> Samples:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
-    model, samples = with_head(kind), some_samples(9, 23, 9, 14)
+    model, samples = model_with_head(kind), some_samples(9, 23, 9, 14)
     with torch.inference_mode():
         alone = [
             model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).logits[0]
@@ -105,7 +105,7 @@ def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
 )
 def test_texts_too_short_for_a_funnel_are_answered_alike(head: Any) -> None:
     """transformers' own fails at them, where no longer text stands beside them."""
-    model = with_head("funnel", head, block_sizes=[1, 1, 1])
+    model = model_with_head("funnel", head, block_sizes=[1, 1, 1])
     samples = some_samples(3, 23, 5, 3)
     with torch.inference_mode():
         packed_encoders.patch_forward_for_lengths(model)
@@ -119,7 +119,7 @@ def test_texts_too_short_for_a_funnel_are_answered_alike(head: Any) -> None:
 
 def test_gradients_are_those_of_each_text_by_itself() -> None:
     samples, weight = some_samples(9, 23, 9, 14), "transformer.layer.0.ff.layer_1.weight"
-    alone, together = with_head("xlnet"), with_head("xlnet")
+    alone, together = model_with_head("xlnet"), model_with_head("xlnet")
     for row in range(4):
         ids = torch.from_numpy(samples.tokens(row))[None].long()
         alone(input_ids=ids).logits[0, row % 3].backward()
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_each_text_by_itself() -> None:
 @pytest.mark.parametrize("kind", ["convbert", "fnet", "funnel", "mobilebert", "nystromformer"])
 @pytest.mark.parametrize("head", [AutoModelForTokenClassification, AutoModelForQuestionAnswering])
 def test_tokens_of_a_padded_text_are_answered_as_by_itself(kind: str, head: Any) -> None:
-    model, samples = with_head(kind, head), some_samples(9, 23, 14)
+    model, samples = model_with_head(kind, head), some_samples(9, 23, 14)
     with torch.inference_mode():
         alone = [
             model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).to_tuple()
@@ -181,4 +181,4 @@ def test_single_texts_keep_the_types_of_their_tokens(
         assert made.types[made.span(row)].tolist() == expected["token_type_ids"][row]
     assert made.types[made.span(1)].tolist() == [0, 0, 2]
     with pytest.raises(ModelError, match="which a model of type xlnet takes"):
-        refuse_types(with_head("xlnet"), typed_tokenizer)
+        refuse_types(model_with_head("xlnet"), typed_tokenizer)

@@ -44,7 +44,7 @@ def without(folder: Path, name: str) -> Path:
     return folder
 
 
-def with_more_tokens(folder: Path) -> Path:
+def add_tokens_without_embeddings(folder: Path) -> Path:
     """The model, its tokenizer with 3 tokens that it has no embeddings for."""
     from transformers import AutoTokenizer
 
@@ -54,7 +54,7 @@ def with_more_tokens(folder: Path) -> Path:
     return folder
 
 
-def with_fewer_positions(folder: Path) -> Path:
+def cut_positions(folder: Path) -> Path:
     """The model, of whose positions half are in its file."""
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -90,7 +90,7 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["text-classification", "summarization"])
 def test_tokens_without_embeddings_are_refused_before_training(tmp_path: Path, name: str) -> None:
     data, (_, model, *arguments) = tasks.make(name, tmp_path)
-    channels = {"train": data, "model": with_more_tokens(Path(model))}
+    channels = {"train": data, "model": add_tokens_without_embeddings(Path(model))}
     *_, last = preflight.inspect(arguments, folders_of(tmp_path, channels), 1)
     assert " tokens, and the model " in last.detail, last
 
@@ -163,7 +163,7 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
     name = "encoder.layer.1.output.dense.weight"
     assert "lacks 1 weights of its own layers" in refusal(load, without(folder, name))
     folder = Path(shutil.copytree(tiny_model, tmp_path / "shorter"))
-    refusal_text = refusal(load, with_fewer_positions(folder))
+    refusal_text = refusal(load, cut_positions(folder))
     assert "position_embeddings.weight" in refusal_text or "contradicts the shapes" in refusal_text
     folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
     load(pretrained.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),

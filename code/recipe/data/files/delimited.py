@@ -332,7 +332,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
         return names if known & _TEXTS else None
     has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
     if not is_certain and not (has_texts and known & _LABELS):
-        # If files were concatenated, the header is repeated further down (see `_once`).
+        # If files were concatenated, the header is repeated further down (see `_read_rows`).
         others = [row for row in rows[1:] if row != rows[0]]
         below = [set(column) for column in zip(*others, strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))

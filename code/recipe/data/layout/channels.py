@@ -77,13 +77,13 @@ def find(
         # See `training_channels`.
         twin = next((other for other in data if other != name and data[other] == path), None)
         if split_of_channel == "train" and twin is not None and named[twin] is not None:
-            judged = _inside(twin, path, named[twin], requested, [])
+            judged = _channel_splits(twin, path, named[twin], requested, [])
             inside[name] = {"train": judged.get(named[twin] or "", [])}
             continue
         if name in sharded and not (path.exists() and sources.scan(path).data):
             inside[name] = {split_of_channel: []} if split_of_channel else {}
         else:
-            inside[name] = _inside(name, path, split_of_channel, requested, notes)
+            inside[name] = _channel_splits(name, path, split_of_channel, requested, notes)
     files: dict[str, list[Path]] = {}
     for name, of_channel in inside.items():
         for split, paths in of_channel.items():
@@ -119,7 +119,7 @@ def find(
     )
 
 
-def _inside(
+def _channel_splits(
     name: str, path: Path, of_channel: str | None, requested: Sequence[str], notes: list[str]
 ) -> Mapping[str, list[Path]]:
     """Return the files of each split in one channel."""

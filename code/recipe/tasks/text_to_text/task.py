@@ -219,11 +219,11 @@ class TextToText(Task):
         """Return the length at which sources are cut, also in serving; set that of targets."""
         hyperparameters = self.hyperparameters
         summarises = hyperparameters.task == SUMMARIES
-        source = _within(model, "encoder", "max_length", hyperparameters.max_length)
+        source = _token_limit(model, "encoder", "max_length", hyperparameters.max_length)
         if hyperparameters.max_length is None:
             usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
             source = min(source, usual, tokenizer.model_max_length)
-        target = _within(model, "decoder", "max_target_length", self.options.max_target_length)
+        target = _token_limit(model, "decoder", "max_target_length", self.options.max_target_length)
         if self.options.max_target_length is None:
             target = min(target, _USUAL_TARGET)
         tokenizer.model_max_length = source
@@ -286,7 +286,7 @@ class TextToText(Task):
         return dataclasses.replace(last, split="test")
 
 
-def _within(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
+def _token_limit(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
     """Return the number of tokens that the encoder or decoder takes: as requested, or all its
     positions.
 

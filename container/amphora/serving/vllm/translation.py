@@ -72,7 +72,7 @@ class Part:
             for choice in choices[index * size : (index + 1) * size]:
                 text, has_details = _text(choice), self.values.get("details")
                 full = self.values.get("return_full_text", not has_details)
-                entry = {"generated_text": _with_prompt(prompt, text) if full else text}
+                entry = {"generated_text": _prepend_prompt(prompt, text) if full else text}
                 if has_details:
                     tokens = _tokens(choice, text)
                     details = _details(choice, len(tokens), self.values)
@@ -234,7 +234,7 @@ def _text(choice: Mapping[str, Any]) -> str:
     return str(choice.get("text") or message.get("content") or "")
 
 
-def _with_prompt(prompt: Any, text: str) -> Any:
+def _prepend_prompt(prompt: Any, text: str) -> Any:
     """Return a prompt with its text; for a conversation, its messages and the assistant's."""
     if isinstance(prompt, str):
         return prompt + text
@@ -301,7 +301,7 @@ class Events:
                     whole, details = None, None
                     if choice.get("finish_reason") and index == len(tokens):
                         full = self._values.get("return_full_text", False)
-                        whole = _with_prompt(self._prompt, self._text) if full else self._text
+                        whole = _prepend_prompt(self._prompt, self._text) if full else self._text
                         details = _details(choice, self._count, self._values)
                         details["input_length"] = self._prompt_tokens
                     event = {"index": self._count, "token": token, "generated_text": whole,
