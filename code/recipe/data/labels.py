@@ -296,7 +296,8 @@ def name_codes(
     if not codes.keys() <= set(numbers) or (first and len(names) not in codes):
         raise DataError(
             f"class_names has {len(names)} names, and the labels are {listed(known.names)}.",
-            "Give a name for each number from 0 on (or exactly from 1 to the last one).",
+            "Give a name for each number from 0 on (or exactly from 1 to the last one)."
+            + " Give missing_labels=-1 if -1 stands for no label." * (-1 in codes),
         )
     written = tuple(codes.get(number, str(number)) for number in numbers)
     return Labels(written, known.problem), Labels(tuple(names), known.problem)

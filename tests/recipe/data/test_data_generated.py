@@ -269,6 +269,8 @@ KINDS = [
          hyperparameters={"class_names": '["neg", "pos"]'}),
     Kind("too many class_names", lambda n, t, c: {"text": t, "label": code(c) + 1},
          hyperparameters={"class_names": "a,neg,pos"}, refused=["class_names has 3 names", "1, 2"]),
+    Kind("class_names and -1", lambda n, t, c: {"text": t, "label": code(c) if n % 3 else -1},
+         hyperparameters={"class_names": "neg,pos"}, refused=["-1, 0, 1", "missing_labels=-1"]),
     Kind("class_names of names", lambda n, t, c: {"text": t, "label": c},
          hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "have names already"]),
     Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
