@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,18 +111,18 @@ class MaskFiller(ServedTask):
                 if targets is not None:
                     scores = scores[:, targets]
                 count = min(prepared.parameters.get("top_k", _TOP_K), scores.shape[-1])
-                top = scores.topk(count)
-                filled: list[list[dict[str, Any]]] = [[] for _ in row.keep]
-                for mask, index in itertools.product(range(len(row.keep)), range(count)):
-                    turns.pause()
-                    number, position = int(top.indices[mask, index]), row.keep[mask]
-                    token = targets[number] if targets is not None else number
-                    ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
-                    # If there are several masks, the others stay visible.
-                    sequence = tokenizer.decode(ids, skip_special_tokens=len(row.keep) == 1)
-                    text = {"token": token, "token_str": tokenizer.decode([token])}
-                    score = float(top.values[mask, index])
-                    filled[mask].append({"score": score, **text, "sequence": sequence})
+                best = [part.tolist() for part in scores.topk(count)]
+                filled: list[list[dict[str, Any]]] = []
+                for position, values, numbers in zip(row.keep, *best, strict=True):
+                    filled.append([])
+                    for score, number in zip(values, numbers, strict=True):
+                        turns.pause()
+                        token = targets[number] if targets is not None else number
+                        ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
+                        # If there are several masks, the others stay visible.
+                        sequence = tokenizer.decode(ids, skip_special_tokens=len(row.keep) == 1)
+                        text = {"token": token, "token_str": tokenizer.decode([token])}
+                        filled[-1].append({"score": score, **text, "sequence": sequence})
                 entries.append(filled[0] if len(filled) == 1 else filled)
             # transformers' pipeline answers a list of one text as that text.
             single = len(entries) == 1 and not prepared.request.records
