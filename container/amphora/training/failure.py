@@ -130,10 +130,10 @@ class Failure:
     @property
     def text(self) -> str:
         """Return the whole text, at most 32 KiB."""
-        return f"{within_shown(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
+        return f"{shortened_head(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
 
 
-def within_shown(head: str) -> str:
+def shortened_head(head: str) -> str:
     """Shorten the longest lines of `head` until it fits the characters that are shown."""
     lines = head.split("\n")
     while (excess := len("\n".join(lines)) - SHOWN_CHARS) > 0:

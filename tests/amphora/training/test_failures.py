@@ -430,8 +430,8 @@ def test_ranks_of_mpirun_need_not_be_python(two_by_mpi: Tree) -> None:
 
 def test_the_head_never_passes_what_is_shown() -> None:
     head = "\n".join(["ValueError: " + "w" * 900, "  at script.py:1 " + "s" * 280, "(exit code 1)"])
-    shown = failure.within_shown(head)
+    shown = failure.shortened_head(head)
     assert len(shown) <= 1024 and shown.endswith("(exit code 1)")
     assert "at script.py:1 " + "s" * 280 in shown
-    assert failure.within_shown("short") == "short"
-    assert len(failure.within_shown("\n" * 5000)) <= 1024
+    assert failure.shortened_head("short") == "short"
+    assert len(failure.shortened_head("\n" * 5000)) <= 1024
