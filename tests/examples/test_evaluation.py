@@ -31,6 +31,7 @@ metric_list: [{{metric: acc}}]
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -25,9 +25,8 @@ def metric(output: str, name: str) -> float:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "kind", ["BertForSequenceClassification", pytest.param("BertModel", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])
 def test_onnx_answers_as_pytorch(tmp_path: Path, python: Path, kind: str) -> None:
     folder = save(kind, tmp_path / "model")
     tree = Tree(tmp_path / "ml")

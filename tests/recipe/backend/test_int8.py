@@ -240,8 +240,10 @@ def test_vectors_are_compared_by_their_loss_if_all_scores_are_equal(
 @pytest.mark.parametrize(
     ("case", "argv"),
     [
-        pytest.param("reranking", ("--lora_r", "2"), id="reranking, adapters merged"),
-        ("multiple-choice", ()),
+        pytest.param(
+            "reranking", ("--lora_r", "2"), marks=pytest.mark.long, id="reranking, adapters merged"
+        ),
+        pytest.param("multiple-choice", (), marks=pytest.mark.long),
         ("question-answering", ()),
     ],
 )

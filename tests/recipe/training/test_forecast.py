@@ -263,5 +263,5 @@ def test_a_real_job_ends_with_its_budget(
     assert job.metrics["train_runtime"] < 1.25 * 15
     assert job.log.count("steps fit into 15 s; the learning rate ends there") in (1, 2)
     rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", job.log)]
-    assert rates[-1] < 0.1 * max(rates)
+    assert rates[-1] < 0.2 * max(rates)
     assert job.metrics["epoch"] < 10000 and "eval_accuracy" in job.metrics
