@@ -115,7 +115,7 @@ def run(trial: Trial) -> None:
             raise Refused(str(error)) from error
 
     archive = trial.folder / "model.tar.gz"
-    for number in range(400 if trial.short else 6000):
+    for number in range(100 if trial.short else 6000):
         if not trial.has_time():
             break
         write(trial, archive)

@@ -33,7 +33,7 @@ def run(trial: Trial) -> None:
     """Read data in this process first, then some by real jobs."""
     import recipe.data.classification  # noqa: F401  # its seconds are not those of a call
 
-    count = 100 if trial.short else 6000
+    count = 40 if trial.short else 6000
     kept: list[dict[str, bytes]] = []
     _generate(trial, count, CONFIG, lambda value: _config(trial, value))
     _generate(trial, count // 3, ROWS, lambda value: _rows(trial, value))

@@ -48,7 +48,7 @@ def run(trial: Trial) -> None:
     """Fuzz every reader for its share of the time."""
     if importlib.util.find_spec("atheris") is None and not (PACKAGES / "atheris").is_dir():
         return  # the promises stay untried, and the table says so
-    seconds = 4 if trial.short else 180
+    seconds = 2 if trial.short else 180
     for name in SEEDS:
         if trial.has_time():
             _fuzz(trial, name, seconds)

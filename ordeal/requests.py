@@ -38,12 +38,12 @@ REASONS = {501: b"not_implemented", 503: b"overloaded", 504: b"deadline_exceeded
 def run(trial: Trial) -> None:
     """Send everything to one server, while a client sends healthy requests."""
     mark = trial.folder / "code-was-run"
-    wanted = 800 if trial.short else 100_000
+    wanted = 200 if trial.short else 100_000
     with Server(trial, AMPHORA_UI="1") as server, Healthy(server) as healthy:
         _oversized(trial, server)
         _slow(trial, server)
         _pipelined(trial, server)
-        _schemathesis(trial, server, 6 if trial.short else 300)
+        _schemathesis(trial, server, 4 if trial.short else 300)
         # Pages that the workers share are written to for the first time, the last ones after some
         # 50,000 requests; then each worker has its own.
         _raw(trial, server, mark, wanted // 2)
