@@ -120,20 +120,11 @@ class LoadedModel:
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
             with cutting(tokenizer, side):
-                if not (self.typed or is_paired):
+                if self.typed or is_paired:
+                    rows += [self._typed_row(text, limit) for text in some]
+                else:
                     heads = [bounds.beginning(tokenizer, str(text), limit) for text in some]
                     rows += map(TokenRow, encode(tokenizer, heads, limit))
-                    some = []
-                for text in some:
-                    if isinstance(text, str):
-                        head = bounds.beginning(tokenizer, text, limit)
-                        encoded = tokenizer(head, truncation=True, max_length=limit)
-                        rows.append(TokenRow(encoded["input_ids"], encoded.get("token_type_ids")))
-                        continue
-                    # Which of two long texts keeps one more token depends on all of both.
-                    bounds.hold_text(*text)
-                    (ids,), types = encode_pairs(tokenizer, [text[0]], [text[1]], limit)
-                    rows.append(TokenRow(ids, types[0] if types else None))
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)
         inputs = inputs.with_tokens(request, [row.ids for row in rows])
@@ -149,6 +140,17 @@ class LoadedModel:
             request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
             work=rows,
         )  # fmt: skip
+
+    def _typed_row(self, text: Text, limit: int) -> TokenRow:
+        """Return the tokens of a text or a pair, with their types."""
+        if isinstance(text, str):
+            head = bounds.beginning(self.tokenizer, text, limit)
+            encoded = self.tokenizer(head, truncation=True, max_length=limit)
+            return TokenRow(encoded["input_ids"], encoded.get("token_type_ids"))
+        # Which of two long texts keeps one more token depends on all of both.
+        bounds.hold_text(*text)
+        (ids,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
+        return TokenRow(ids, types[0] if types else None)
 
     def limit(self, parameters: Mapping[str, Any]) -> int:
         """Return the longest input in tokens for a request. It may exceed the tokenizer's limit if

@@ -1,8 +1,8 @@
 """A tokenised data set, and which host has which of its rows.
 
-Tasks extend `Samples` by subclasses. Their arrays have a value for each token, indexed by
-`token_positions` or `span` like `token_ids`, or a value for each row, indexed by the number of the
-row like `labels`. Code that indexes them so also works if the data is sharded over hosts.
+Tasks add arrays to `Samples` in subclasses. An array with a value for each token is indexed by
+`token_positions` or `span`, as `token_ids` is; one with a value for each row by the row's number,
+as `labels` is. Such code also works if the data is sharded over hosts.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def messages_in(value: Any) -> list[Message] | None:
     """Return a list of messages, or the one of which a text is the JSON; None for other values."""
     try:
         messages = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     is_one = isinstance(messages, list) and messages
     return messages if is_one and all(isinstance(item, dict) for item in messages) else None
@@ -101,7 +101,7 @@ def _turn(where: str, message: Message) -> Message:
             function = call.get("function")
             given = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(given, str):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):
                     given = json.loads(given)
             if not isinstance(function, dict) or not isinstance(given, dict):
                 shown = json.dumps(call, default=str)[:80]
@@ -136,7 +136,7 @@ def _objects(where: str, value: Any) -> list[dict[str, Any]]:
     is_text = isinstance(value, str)
     try:
         objects = json.loads(value) if is_text else value
-    except ValueError:
+    except (ValueError, RecursionError):
         objects = None
     if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
         raise DataError(

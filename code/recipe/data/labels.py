@@ -295,9 +295,10 @@ def name_codes(
     numbers = range(first, first + len(names))
     if not codes.keys() <= set(numbers) or (first and len(names) not in codes):
         raise DataError(
-            f"class_names has {len(names)} names, and the labels are {listed(known.names)}.",
-            "Give a name for each number from 0 on (or exactly from 1 to the last one)."
-            + " Give missing_labels=-1 if -1 stands for no label." * (-1 in codes),
+            f"class_names has {len(names)} names, and the training data has the labels "
+            f"{listed(known.names)}.",
+            "Name the numbers from 0 to the largest if the training data has a 0, else those from "
+            "1 to the largest. If -1 stands for no label, give missing_labels=-1.",
         )
     written = tuple(codes.get(number, str(number)) for number in numbers)
     return Labels(written, known.problem), Labels(tuple(names), known.problem)

@@ -183,7 +183,7 @@ def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
     if isinstance(value, str) and value.lstrip().startswith("[") and value.rstrip().endswith("]"):
         try:
             listed = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             listed = None
         if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
             value = listed
@@ -207,7 +207,7 @@ def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
 def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
     """Return the score of a cell, or the scores of its list."""
     if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     names = part.class_names.get(column)
     scores = []

@@ -210,7 +210,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
             names = ctranslate.convert(subject.encoder, aside, "int8")
         # Correlations are NaN if the data's scores are equal.
         scores = {name: exact.scores.get(name, np.nan) for name in task.about().headline}
-        metric = next(name for name, score in scores.items() if np.isfinite(score))
+        metric = next((name for name, score in scores.items() if np.isfinite(score)), "loss")
         forward = Forward(aside, names)
         subject.reset(forward)
         cost = _Cost.between(metric, exact, subject.evaluate())

@@ -69,20 +69,9 @@ class Resumable(Trainer):
         super().__init__(args=args, **others)
         if xla.is_used():
             self.add_callback(_Syncs())
-
-            def skip_first_batches(loader: Any, num_batches: int = 0) -> DataLoader[Any]:
-                """Return a loader of the batches of an epoch that a resumed training has not seen.
-                accelerate's version accepts only its own loaders on torch-xla."""
-                return DataLoader(
-                    loader.dataset,
-                    batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
-                    collate_fn=loader.collate_fn,
-                    generator=loader.generator,
-                    num_workers=loader.num_workers,
-                )
-
+            # accelerate's version accepts only its own loaders on torch-xla.
             training_loop: Any = hf_trainer
-            training_loop.skip_first_batches = skip_first_batches
+            training_loop.skip_first_batches = _skip_first_batches
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
         self.before = TrainerState()
@@ -434,6 +423,17 @@ class _Syncs(TrainerCallback):
 
     # Loading is not part of the first step's graph, and a log's reset not of the next step's.
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
+
+
+def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return a loader of the batches of an epoch that a resumed training has not seen."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
+        collate_fn=loader.collate_fn,
+        generator=loader.generator,
+        num_workers=loader.num_workers,
+    )
 
 
 def fingerprint(model: Module) -> str:

@@ -36,7 +36,9 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
     [
         *(("causal-lm", *case) for case in [
             ({"messages": "hello"}, {}, ["line 1", "no conversation", "'messages'", '"role"']),
+            ({"messages": "[" * 100_000}, {}, ["line 1", "no conversation", "'messages'"]),
             ({"messages": [{"role": "user"}]}, {}, ["line 1", "message 0 (user", "no content (null)"]),
+            ({"messages": TALK, "tools": "[" * 100_000}, {}, ["line 1", "tools"]),
             ({"messages": [*TALK, {"role": "assistant", "content": None}]}, {}, ["message 4 (assis"]),
             ({"messages": [{"role": "judge", "content": "x"}]}, {}, ["the role 'judge'", "known are"]),
             ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["'function_call'"]),

@@ -47,8 +47,8 @@ def check(model: Any, tokenizer: Any, longest: int) -> None:
 def fault(
     exact: Any, forward: Any, names: Sequence[str], inputs: Sequence[str], longest: int
 ) -> str:
-    """Describe how the states of a converted encoder, `forward`, differ from those that PyTorch
-    computes for each text alone, for batches of random tokens; "" if they are close.
+    """Compare a converted encoder, `forward`, on batches of random tokens with PyTorch, which
+    computes each text alone. Return how the states differ; "" if they are close.
 
     Args:
         exact: The encoder. Both compute in float32, and take `inputs`.

@@ -52,7 +52,7 @@ def _part(path: Path, header: HeaderHint) -> Part | None:
         line, _, rest = start.partition(b"\n")
         try:
             is_whole = is_whole or not (rest and isinstance(json.loads(line), dict))
-        except ValueError:
+        except (ValueError, RecursionError):
             is_whole = True
     if is_whole:
         return formats.read(path, header=header)

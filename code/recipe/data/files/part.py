@@ -170,7 +170,7 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
             raise DataError(
                 f"Column {of_column.name!r} of {path} is of type {of_column.type}, which is not "
-                "read.",
+                f"read: {error}.",
                 "Write it as strings, numbers, or lists or structs of these; or leave it out.",
             ) from error
         table = table.set_column(index, of_column.with_type(kind), column)

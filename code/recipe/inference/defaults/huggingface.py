@@ -114,10 +114,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """Load transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
 
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
-    precision: user code calls `.numpy()`, which does not support bfloat16. A `TaskPipeline` takes
-    its place for tasks whose pipelines transformers 5 dropped, and on devices that compile a
-    program for each shape. Raise ModelError if there is no model, or its files are damaged or
-    incomplete, and ValueError if HF_TASK is not a known task.
+    precision: user code calls `.numpy()`, which does not support bfloat16. It is a `TaskPipeline`
+    for tasks whose pipelines transformers 5 dropped, and on devices that compile a program for each
+    shape.
+
+    Raise ModelError if there is no model, or its files are damaged or incomplete, and ValueError if
+    HF_TASK is not a known task.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 

@@ -412,8 +412,8 @@ def _normalized(vector: torch.Tensor) -> torch.Tensor:
 
 
 def load_vectors(origin: Origin) -> Embedder:
-    """Load an encoder that returns a vector for each text. Models that sentence-transformers saved
-    are computed as that library does."""
+    """Load an encoder that returns a vector for each text. If sentence-transformers saved it, the
+    vectors are those of that library."""
     if origin.sentence_modules:
         return SentenceVectors.load(origin)
     return Embedder(loading.load(origin, AutoModel, reading=Reading.MEAN))

@@ -39,7 +39,7 @@ def _spans(value: Any) -> list[Span] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(value, list):
         return None

@@ -1,8 +1,8 @@
 """The WebSocket `/invocations-bidirectional-stream`: each message is an invocation; at a route of a
 client's API, a body of that route.
 
-An answer is one message, or one for each chunk of a stream. An error has the same JSON as over
-HTTP, and the connection stays open. Headers are those of the handshake.
+An answer is one message; a stream is one message for each chunk. Errors have the same JSON as over
+HTTP, and leave the connection open. All messages have the headers of the handshake.
 """
 
 from __future__ import annotations
