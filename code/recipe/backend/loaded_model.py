@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -63,9 +64,10 @@ class LoadedModel:
     trial: Trial | None = None
     """The outcome of trying the encoder in int8 on this host, if the model has one."""
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """Return the text columns of the model's training data; empty if unknown."""
+        # Read for each input, and transformers' configurations take 20 us for an attribute.
         return tuple(getattr(self.model.config, "text_columns", None) or ())
 
     @property
