@@ -68,9 +68,9 @@ def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[F
         ]
     section = Section(
         title="Data",
-        note=" ".join(
-            f"{'WARNING: ' * (matches.level == WARNING)}{matches.what}: {matches} {matches.example}"
-            for matches in findings
+        note="\n".join(
+            f"{'WARNING: ' * (one.level == WARNING)}{one.what}: {one} {one.example}".strip()
+            for one in findings
         ),
         columns=[*texts("class"), *numbers(*splits)],
         rows=classes,

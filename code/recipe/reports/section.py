@@ -16,7 +16,7 @@ class Section:
 
     title: str
     note: str = ""
-    """A line above the table, or instead of it."""
+    """Lines above the table, or instead of it."""
     figure: tuple[str, Callable[[], Any]] | None = None
     """The name of its PNG, and the function that draws it (a matplotlib Figure)."""
     columns: Sequence[tuple[str, str]] = ()

@@ -114,6 +114,11 @@ def test_it_leaves_a_report_and_tensorboard_logs(trained: Job) -> None:
         "cost (1 x 3.6 an hour)",
     ):
         assert words in page
+    (findings,) = re.findall(r'<h2>Data</h2>\n<p class="text">(.*?)</p>', page, re.DOTALL)
+    assert [line.partition(":")[0] for line in findings.splitlines()][-2:] == [
+        "lengths",
+        "truncation",
+    ]
     assert "very-secret" not in page
     assert list((trained.base / "output" / "tensorboard").glob("events.out.tfevents.*"))
 
