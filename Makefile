@@ -98,13 +98,14 @@ test-xla: .venv-xla/.made
 	@touch $@
 
 test-vllm: build/vllm/.made
-	$(BIN)/python -m pytest -m "vllm and not long" tests/vllm
+	$(BIN)/python -m pytest -m "vllm and not long" -n 2 --dist loadfile tests/vllm
 
 build/vllm/.made: tests/vllm/environment.sh tests/vllm/install.sh .venv/.made
 	sh tests/vllm/environment.sh $(PYTHON) $(@D)
 
+# One builds and tries the image while the other builds Trainium's.
 test-docker: setup
-	$(BIN)/python -m pytest -m "docker and not long" tests/docker
+	$(BIN)/python -m pytest -m "docker and not long" -n 2 --dist loadgroup tests/docker
 
 docs: setup
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site -d build/doctrees docs build/site

@@ -1,6 +1,7 @@
 """A Docker engine, a stand-in base, the images built from it, and a job's folders to mount."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -71,9 +72,20 @@ def ready(script: str, **environ: str) -> str:
     return made.stdout.strip()
 
 
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one process of pytest at a time start the engine, or make what all build on."""
+    path = ROOT / "build" / "docker.lock"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Docker]:
-    docker = Docker(ready("engine.sh"))
+    with one_at_a_time():
+        docker = Docker(ready("engine.sh"))
     yield docker
     # Images of ours whose name a newer build has taken.
     docker("image", "prune", "-f", "--filter", "label=org.opencontainers.image.title=amphora")
@@ -81,12 +93,13 @@ def docker() -> Iterator[Docker]:
 
 def stand_in(docker: Docker, kind: str) -> str:
     """The name of a base image that `bases.sh` made."""
-    made = subprocess.run(
-        [str(HERE / "bases.sh"), kind],
-        env=os.environ | {"DOCKER": docker.client},
-        text=True,
-        capture_output=True,
-    )
+    with one_at_a_time():
+        made = subprocess.run(
+            [str(HERE / "bases.sh"), kind],
+            env=os.environ | {"DOCKER": docker.client},
+            text=True,
+            capture_output=True,
+        )
     assert made.returncode == 0, made.stderr[-8000:]
     return made.stdout.strip()
 
@@ -100,10 +113,10 @@ def torch_base(docker: Docker) -> str:
 def cpu_image(docker: Docker, torch_base: str) -> Iterator[str]:
     image = docker.image("cpu", "--tag", "test-cpu", "--base-image", torch_base)
     yield image
-    # The SDKs' local mode removes no container.
-    left = docker("ps", "-aq", "--filter", f"ancestor={image}").stdout.split()
-    if left:
-        docker("rm", "-f", *left)
+    # The SDKs' local mode removes no container. Those that run are another process's.
+    left = docker("ps", "-aq", "--filter", f"ancestor={image}", "--filter", "status=exited")
+    if ended := left.stdout.split():
+        docker("rm", *ended, check=False)
 
 
 @pytest.fixture(scope="session")
