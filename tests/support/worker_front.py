@@ -8,9 +8,12 @@ import socket
 import textwrap
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amphora.common import devices
+from amphora.serving import settings as server_settings
 from amphora.serving.protocol import messages
 from amphora.serving.worker import conversation, handlers, runner
 from amphora.serving.worker.context import Context
@@ -24,9 +27,9 @@ def load_runner(
     model: Path, program: str | None = None, batch_size: int = 32, batch_tokens: int = 16384
 ) -> ModelRunner:
     """Load a model's folder with the handlers in its code/, as a worker does."""
-    settings = runner.RunnerSettings(
-        model_dir=str(model), device_kind="cpu", batch_size=batch_size,
-        batch_tokens=batch_tokens,
+    settings = replace(
+        server_settings.read(model.parent, {}, devices.detect({})), model_dir=model,
+        device_kind=devices.CPU, batch_size=batch_size, batch_tokens=batch_tokens,
     )  # fmt: skip
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
 

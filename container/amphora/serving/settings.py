@@ -59,8 +59,6 @@ class ServerSettings:
     workers: int
     threads: int
     """CPU threads of each worker."""
-    worker_open_files: int | None = None
-    """The soft limit of open files in a worker, if it is not the server's own."""
     accelerators: int
     device_kind: str
     batch_size: int

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -68,11 +67,10 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     host_devices = devices.detect(environ)
     environ = {**environ, **host_devices.variables}
     settings = read_settings(base_dir, environ, host_devices)
-    # This process opens as many files as it may; its workers keep the usual bound.
-    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each connection is an open file.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    settings = replace(settings, worker_open_files=usual)
     LOG.info(
         "amphora %s serves %s on %s, port %d, on %s (%s); workers: %d, threads of each: %d; batches"
         " of up to %d requests, time-out %g s, queue limit %d. /ping answers 200 once the model is"

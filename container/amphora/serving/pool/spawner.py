@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import re
 import signal
@@ -21,7 +22,7 @@ from amphora.common import devices
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import messages
-from amphora.serving.protocol.messages import Failed, Load, Loaded, Serve
+from amphora.serving.protocol.messages import Failed, Load, Loaded
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
@@ -59,14 +60,10 @@ class ModelProcess:
         """Load the model. Raises ModelError with the reason, such as the start-up time-out."""
         settings = self._settings
         order = Load(
-            model_dir=str(settings.model_dir), model_name=settings.model_name,
-            device_kind=settings.device_kind, batch_size=settings.batch_size,
-            batch_tokens=settings.batch_tokens, threads=settings.threads, share=self._share,
-            program=settings.program,
-            code_dir=str(settings.code_dir), image_code=str(settings.image_code),
+            settings=json.loads(json.dumps(vars(settings), default=str)),
             log_level=logging.getLogger("amphora").getEffectiveLevel(),
-            open_files=settings.worker_open_files,
-        )  # fmt: skip
+            share=self._share,
+        )
         self.control.settimeout(settings.startup_timeout)
         try:
             self.control.sendall(messages.pack(order))
@@ -98,15 +95,9 @@ class ModelProcess:
         """Fork a worker: return its socket and process id. Raises EOFError, OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self.control.sendall(messages.pack(Serve(fork=True)))
             socket.send_fds(self.control, [b"F"], [theirs.fileno()])
             forked, _ = messages.receive(self.control)
         return ours, forked.pid
-
-    def serve(self) -> tuple[socket.socket, int]:
-        """Turn the process itself into the worker."""
-        self.control.sendall(messages.pack(Serve(fork=False)))
-        return self.control, self.process.pid
 
     def end(self) -> None:
         self.process.kill()
@@ -143,7 +134,7 @@ class Spawner:
                 if not loaded.forkable:
                     LOG.info("The loaded code runs threads: each worker loads the model itself.")
                     self._share = False
-                    return *process.serve(), loaded
+                    return process.control, process.process.pid, loaded
                 self._parent = process, loaded
             if self._parent is not None:
                 parent, loaded = self._parent
@@ -157,7 +148,7 @@ class Spawner:
                     self._parent = None
                     raise
         process, loaded = await self._start(index)
-        return *process.serve(), loaded
+        return process.control, process.process.pid, loaded
 
     async def _start(self, index: int) -> tuple[ModelProcess, Loaded]:
         """Start the process `index` in place of an earlier one, and load the model in it."""

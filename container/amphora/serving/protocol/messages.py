@@ -18,29 +18,16 @@ CHUNKS_AHEAD = 64
 """Chunks of a stream that wait for a client that reads slower than its worker writes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunnerSettings:
-    model_dir: str
-    device_kind: str
-    batch_size: int
-    batch_tokens: int
-    model_name: str = "model"
-
-
 # From the front to a new process, and its answers.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load(RunnerSettings):
+class Load:
+    settings: dict[str, Any]
+    """The fields of a `ServerSettings`, with paths as text."""
     log_level: int
-    open_files: int | None
-    """The usual soft limit of open files, if the front has raised its own."""
     share: bool
     """Whether the process is to be forked."""
-    threads: int
-    code_dir: str
-    image_code: str
-    program: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +38,13 @@ class Loaded:
     description: dict[str, Any]
     """The result of the handlers' `describe_fn`; empty if there is none."""
     forkable: bool
+    """Whether it forks a worker for each descriptor that it is sent; else it is itself a worker."""
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serve:
-    """Become a worker, or fork one, whose socket's descriptor follows."""
-
-    fork: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +156,7 @@ class Error:
 
 
 Message: TypeAlias = (
-    Load | Loaded | Failed | Serve | Forked | Batch | Cancel | Credit | Forget | Begun
+    Load | Loaded | Failed | Forked | Batch | Cancel | Credit | Forget | Begun
     | State | Answer | Chunk | Error
 )  # fmt: skip
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -24,6 +23,7 @@ from amphora.common import logs
 from amphora.common.errors import AmphoraError
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.messages import Failed, Forked, Load, Loaded
+from amphora.serving.settings import ServerSettings
 from amphora.serving.worker import conversation, handlers, runner
 
 LOG = logging.getLogger("amphora.worker")
@@ -36,44 +36,46 @@ def main(argv: list[str] | None = None) -> int:
     # code starts would inherit SIG_IGN, but not a function.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         load, _ = messages.receive(control)
-        if load.open_files is not None:
-            # The front has raised its limit; user code gets the usual one.
-            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (load.open_files, hard))
         logs.configure(load.log_level)
         logs.remember(logs.secret_values(os.environ))
         logs.mask_printing()
-        model_runner = _load(control, load)
-        while model_runner is not None:
-            order, _ = messages.receive(control)
-            if order.fork:
-                _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
-                _fork(control, descriptor, load.threads, model_runner)
-            else:
-                _serve(control, load.threads, model_runner)
+        model_runner, is_forkable = _load(control, load)
+        if model_runner is None:
+            return 0
+        while is_forkable:
+            # The descriptor of the next worker's socket; none once the front has closed its own.
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not descriptors:
+                return 0
+            _fork(control, descriptors[0], model_runner)
+        _serve(control, model_runner)
     return 0
 
 
-def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
-    """Resolve the handlers, load the model and report the outcome to the front."""
+def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | None, bool]:
+    """Load the model, report the outcome to the front, and return whether to wait for forks."""
     started = time.monotonic()
     # Imports leave no garbage, and the collector would take a quarter of their time.
     gc.disable()
     try:
-        image_code, model_dir = Path(order.image_code), Path(order.model_dir)
-        resolved = handlers.resolve(Path(order.code_dir), order.program, image_code, model_dir)
+        names = ("model_dir", "code_dir", "image_code")
+        paths = {name: Path(order.settings[name]) for name in names}
+        settings = ServerSettings(**{**order.settings, **paths})
+        resolved = handlers.resolve(
+            settings.code_dir, settings.program, settings.image_code, settings.model_dir
+        )
         # Imported objects are never freed, and a collection of them takes a tenth of the start.
         gc.freeze()
-        model_runner = runner.load(resolved, order)
+        model_runner = runner.load(resolved, settings)
     except (Exception, SystemExit) as error:
         reason = str(error)
         if not isinstance(error, AmphoraError):
             LOG.exception("The model could not be loaded.")
             reason = f"{type(error).__name__}: {error}"
         messages.send(control, Failed(reason=logs.mask(reason)))
-        return None
+        return None, False
     is_forkable = order.share
     if is_forkable:
         # tqdm starts a thread with its first progress bar, and all bars have ended.
@@ -95,12 +97,10 @@ def _load(control: socket.socket, order: Load) -> runner.ModelRunner | None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     messages.send(control, loaded)
-    return model_runner
+    return model_runner, is_forkable
 
 
-def _fork(
-    control: socket.socket, descriptor: int, threads: int, model_runner: runner.ModelRunner
-) -> None:
+def _fork(control: socket.socket, descriptor: int, model_runner: runner.ModelRunner) -> None:
     def reap(*_: object) -> None:
         """Reap children that have ended, and log signals and exit codes that ended them."""
         with contextlib.suppress(ChildProcessError):
@@ -127,7 +127,7 @@ def _fork(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         # It ends by EOFError or SystemExit, when the front closes the socket.
-        _serve(socket.socket(fileno=descriptor), threads, model_runner)
+        _serve(socket.socket(fileno=descriptor), model_runner)
     except (EOFError, SystemExit):
         status = 0
     except Exception:
@@ -138,8 +138,9 @@ def _fork(
         os._exit(status)
 
 
-def _serve(sock: socket.socket, threads: int, model_runner: runner.ModelRunner) -> None:
+def _serve(sock: socket.socket, model_runner: runner.ModelRunner) -> None:
     # Loading used one thread, so that no thread pool was lost in a fork.
+    threads = model_runner.settings.threads
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

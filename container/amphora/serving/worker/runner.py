@@ -17,7 +17,7 @@ from amphora.common import logs, transformers4
 from amphora.common.errors import CodeError
 from amphora.serving.protocol import batching, media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import RunnerSettings
+from amphora.serving.settings import ServerSettings
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handler, Handlers
 
@@ -68,7 +68,7 @@ class ModelRunner:
 
     handlers: Mapping[str, Handler]
     model: Any
-    settings: RunnerSettings
+    settings: ServerSettings
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class ModelRunner:
     @cached_property
     def system_properties(self) -> dict[str, Any]:
         return {
-            "model_dir": self.settings.model_dir,
+            "model_dir": str(self.settings.model_dir),
             # A worker sees one GPU only.
             "gpu_id": 0 if self.settings.device_kind == "cuda" else None,
             "batch_size": self.settings.batch_size,
@@ -170,12 +170,12 @@ class ModelRunner:
         return item.context.session_closed
 
 
-def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
+def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
     """Load the model, and answer a test request of the image's handlers before `/ping` is 200.
 
     Raises whatever the handlers raise, and Fault if the first answer is an error.
     """
-    folder, functions = settings.model_dir, handlers.functions
+    folder, functions = str(settings.model_dir), handlers.functions
     context = ModelRunner(functions, None, settings).context("load", {})
     if "pre_model_fn" in functions:
         functions["pre_model_fn"](folder, context=context)

@@ -77,8 +77,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModelRunner]]:
         model = write_code(tmp_path / "model", files)
         chosen = settings.read(tmp_path, {}, DEVICES)
         resolved = handlers.resolve(chosen.code_dir, chosen.program, CODE, model)
-        sizes: Any = {"device_kind": "cpu", "batch_size": 1, "batch_tokens": 1}
-        return runner.load(resolved, runner.RunnerSettings(model_dir=str(model), **sizes))
+        return runner.load(resolved, chosen)
 
     yield _load
     for name in ("handler", "helper"):
