@@ -77,9 +77,14 @@ class Engine:
         self._code = UserCode(settings, environ)
         self._session: aiohttp.ClientSession | None = None
 
+    def start(self) -> None:
+        """Start vLLM; `failed` reports if it cannot serve."""
+        self._keeper = asyncio.create_task(self._keep())
+
     async def close(self) -> None:
-        """End the server. Cancel `keep` before."""
+        """End the server."""
         self.is_ready = False
+        self._keeper.cancel()
         self._code.cancel()
         if self._process is not None:
             await self._process.stop()
@@ -92,7 +97,7 @@ class Engine:
         if not self.is_ready:
             raise Fault(503, "not_ready", "vLLM is not ready yet, or is being started again.")
 
-    async def keep(self) -> None:
+    async def _keep(self) -> None:
         """Start vLLM, and start it again whenever it ends."""
         failures, has_answered = 0, False
         try:  # As AWS's vLLM image does.

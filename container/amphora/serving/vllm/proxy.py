@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -45,16 +43,6 @@ _COMPLETION_TOKENS = 16
 """The new tokens of a completion that names no number, as in OpenAI's API."""
 
 
-@dataclass
-class _Work:
-    """A request that is being answered."""
-
-    call: Call
-    task: asyncio.Task[None] | None = None
-    moved: float = field(default_factory=time.monotonic)
-    """When vLLM last sent something that the client had room for, on the monotonic clock."""
-
-
 class VllmServer(Engine):
     """A model that vLLM serves, with the public members of a `Pool`."""
 
@@ -71,8 +59,8 @@ class VllmServer(Engine):
         variables = Variables(environ)
         self._most_written = variables.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1)
         variables.check()
-        self._work: dict[str, _Work] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._work: dict[Call, asyncio.Task[None]] = {}
+        """The requests that are being answered."""
 
     @property
     def living(self) -> int:
@@ -81,31 +69,13 @@ class VllmServer(Engine):
     @property
     def waiting(self) -> list[Call]:
         """Return the calls whose answer has not begun."""
-        return [work.call for work in self._work.values() if not work.call.reply.done()]
-
-    def start(self) -> None:
-        """Start vLLM; `failed` reports if it cannot serve."""
-
-        async def end_stalled() -> None:
-            # Ends requests whose client reads nothing, or for which vLLM writes nothing, for too
-            # long. A timer for each chunk would be a fifth of the front's CPU time.
-            limit = self.settings.timeout
-            while True:
-                await asyncio.sleep(min(1.0, limit / 4))
-                for work in [*self._work.values()]:
-                    if time.monotonic() - work.moved > limit:
-                        work.call.fail(too_late(limit))
-                        self.cancel(work.call)
-
-        self._tasks = [asyncio.create_task(task) for task in (self.keep(), end_stalled())]
+        return [call for call in self._work if not call.reply.done()]
 
     async def close(self) -> None:
         """End vLLM. Unanswered requests are lost, so drain first."""
-        for task in self._tasks:
-            task.cancel()
         await super().close()
-        for work in self._work.values():
-            self.cancel(work.call)
+        for task in self._work.values():
+            task.cancel()
 
     def submit(self, call: Call) -> None:
         """Begin to answer a request. Raises Fault if vLLM is not ready, or has too many."""
@@ -114,13 +84,12 @@ class VllmServer(Engine):
             raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
         if sessions.HEADER in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
-        work = self._work[call.id] = _Work(call)
 
         async def answer() -> None:
             try:
                 request = translation.read(call.path, call.body, call.content_type)
                 if isinstance(request, Part):
-                    await self._pass_on(work, request)
+                    await self._pass_on(call, request)
                 else:
                     await self._answer_lines(call, request)
             except Fault as fault:
@@ -133,14 +102,13 @@ class VllmServer(Engine):
                 LOG.exception("Request %s could not be answered.", call.id)
                 call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
-        work.task = asyncio.create_task(answer())
-        work.task.add_done_callback(lambda _: self._work.pop(call.id, None))
+        self._work[call] = asyncio.create_task(answer())
+        self._work[call].add_done_callback(lambda _: self._work.pop(call))
 
     def cancel(self, call: Call) -> None:
         """Close the connection to vLLM, which ends the work on a request whose client has left."""
-        work = self._work.get(call.id)
-        if work is not None and work.task is not None:
-            work.task.cancel()
+        if (task := self._work.get(call)) is not None:
+            task.cancel()
 
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
@@ -197,9 +165,8 @@ class VllmServer(Engine):
             )
         return {**body, "model": named}, cost
 
-    async def _pass_on(self, work: _Work, part: Part) -> None:
+    async def _pass_on(self, call: Call, part: Part) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
-        call = work.call
         body, _ = self._complete(part, call)
         async with self.ask(part.route, body) as response:
             if response.status != 200:
@@ -231,7 +198,6 @@ class VllmServer(Engine):
                 _settle(call, kind, b"", chunks)
                 if data:
                     await chunks.put(data)
-                work.moved = time.monotonic()
                 read = await response.content.readany()
             _settle(call, kind, b"", chunks)
             await chunks.put(None)

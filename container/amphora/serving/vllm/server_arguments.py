@@ -31,7 +31,6 @@ _REFUSED = {
 }  # fmt: skip
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "*.tiktoken", "tekken.json", "*.gguf")
-_DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters in device memory; others are in host memory.
 _ADAPTERS_AT_ONCE = 8
@@ -73,11 +72,6 @@ def command(
         "max-logprobs": ["20"],
     }
     if dtype := environ.get("AMPHORA_DTYPE"):
-        if dtype not in _DTYPES:
-            raise ConfigError(
-                f"AMPHORA_DTYPE is {dtype!r}, and vLLM serves this model.",
-                f"Give {' or '.join(_DTYPES)}, or quantize the model's folder for vLLM.",
-            )
         usual["dtype"] = [dtype]
     if revision := environ.get("HF_MODEL_REVISION"):
         usual["revision"] = [revision]

@@ -33,7 +33,8 @@ _REMEDIES = {
         " instance."
     ),
     r"unrecognized arguments|invalid choice|invalid .* value|expected .*argument": (
-        "The arguments come from SM_VLLM_*: SM_VLLM_MAX_MODEL_LEN is --max-model-len."
+        "The arguments come from SM_VLLM_* (SM_VLLM_MAX_MODEL_LEN is --max-model-len), and --dtype"
+        " from AMPHORA_DTYPE."
     ),
 }
 

@@ -128,8 +128,6 @@ def _translate_document(route: str, body: bytes) -> Part:
     if not isinstance(document, dict):
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
     is_tgi = route in TGI
-    if "requestType" in document:
-        raise bad_request("A model that vLLM serves has no sessions.", "requestType")
     if "inputs" not in document:
         routes = [ROUTES[key] for key in ROUTES if key in document]
         if len(routes) != 1 or is_tgi:
@@ -194,12 +192,10 @@ def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
             f" model's text (AMPHORA_GENERATION). Supported: {', '.join(sorted(_KNOWN))}.",
             unknown[0],
         )
-    for name in _FLAGS:
-        if not isinstance(values.get(name, False), bool):
-            raise bad_request(f"{name} is {values[name]!r}: give true or false.", name)
-    for name in _NAMES:
-        if isinstance(values.get(name), bool):
-            raise bad_request(f"{name} is {values[name]}: give a number.", name)
+    for name in (*_FLAGS, *_NAMES):
+        if name in values and isinstance(values[name], bool) != (name in _FLAGS):
+            expected = "true or false" if name in _FLAGS else "a number"
+            raise bad_request(f"{name} is {values[name]!r}: give {expected}.", name)
     stops = [name for name in _STOPS if name in values]
     if len(stops) > 1:
         raise bad_request(f"{' and '.join(stops)} mean the same: give one of them.", stops[1])

@@ -43,8 +43,6 @@ _SIGNATURES = {
 }
 # A file that defines only these leaves models and requests to the image's handlers.
 _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
-# The image's own inference.py does not define these.
-_IMAGE_COMPANIONS = {"pre_model_fn", "transform_fn"}
 # Names of files, in lower case, with which other images answer requests.
 _SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler"}
 _DEFAULTS = "the image's defaults"
@@ -128,8 +126,6 @@ class Handlers:
     functions: Mapping[str, Handler]
     """Each by its name. `predict_batch_fn` declares that predictions may be merged and repeated
     (`protocol.batching`), `turns_fn` that they may take turns (`worker.job_threads`)."""
-    image_only: bool = False
-    """Whether the image's own trio answers, so that the server knows a request to warm up with."""
     defaults: Any = None
     """An object of `code/defaults.py` that provides the missing functions once the model is loaded:
     all of them by `complete`, and by `advice` a likely cause of an error in predict_fn."""
@@ -201,9 +197,6 @@ def resolve(
     needed = {"model_fn"} if "transform_fn" in functions else {"model_fn", *_TRIO}
     defaults = None
     if missing := needed - set(functions):
-        path = image_code / "defaults.py"
-        if not path.is_file():
-            raise _no_image(path, missing)
         image_defaults = modules.load_image(image_code, "defaults")
         defaults = image_defaults.select_defaults(frozenset(functions), file)
         if "model_fn" in missing:
@@ -305,24 +298,10 @@ def _image_handlers(
                 functions={**companions, "model_fn": load},
                 defaults=defaults.select_defaults(frozenset(), ""),
             )
-    path = image_code / "inference.py"
-    needed = {"model_fn", *_TRIO}
-    if not path.is_file():
-        raise _no_image(path, needed)
     module = modules.load_image(image_code, "inference")
-    if missing := sorted(name for name in needed if not hasattr(module, name)):
-        raise CodeError(f"{path} does not define {', '.join(missing)}.", "The image is incomplete.")
     functions = {
-        name: Handler.from_function(str(path), name, getattr(module, name))
+        name: Handler.from_function(str(module.__file__), name, getattr(module, name))
         for name in _SIGNATURES
-        if hasattr(module, name) and name not in _IMAGE_COMPANIONS
+        if hasattr(module, name)
     }
-    return Handlers(functions={**functions, **companions}, image_only=True)
-
-
-def _no_image(path: Path, missing: set[str]) -> CodeError:
-    return CodeError(
-        f"{', '.join(sorted(missing))} must come from the image, but {path} is not there.",
-        "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
-        " or define every function in the model's code/inference.py.",
-    )
+    return Handlers(functions={**functions, **companions})

@@ -70,13 +70,15 @@ def load_image(image_code: Path, name: str) -> ModuleType:
     Raises CodeError if that fails, or a module of the user's hides one of its packages.
     """
     path = image_code / f"{name}.py"
-    packages = add_image(image_code)
-    for package in packages:
-        paths: list[str | None] = []
-        with contextlib.suppress(ValueError):  # A module without a spec is not the image's.
-            spec = importlib.util.find_spec(package)
-            paths = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-        if not any(Path(location).is_relative_to(image_code) for location in paths if location):
+    if not path.is_file():
+        raise CodeError(
+            f"Functions of the image are needed, but {path} is not there.",
+            "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
+            " or define model_fn, input_fn, predict_fn and output_fn in code/inference.py.",
+        )
+    for package in add_image(image_code):
+        spec = importlib.util.find_spec(package)
+        if spec is None or image_code not in Path(spec.origin or "").parents:
             raise CodeError(
                 f"The user's code has a module {package!r}, which hides the image's package of that"
                 f" name, and {path.name} of the image is needed for functions that it leaves out.",

@@ -32,7 +32,6 @@ _NO_MEMORY = re.compile(
     r"CUDA (driver )?error: out of memory|_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
 )
 """What CUDA and its libraries say, of which torch makes a RuntimeError."""
-_WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 
 @dataclass
@@ -171,9 +170,9 @@ class ModelRunner:
 
 
 def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
-    """Load the model, and answer a test request of the image's handlers before `/ping` is 200.
+    """Load the model, and let the handlers answer a test request before `/ping` is 200.
 
-    Raises whatever the handlers raise, and Fault if the first answer is an error.
+    Raises whatever the handlers raise.
     """
     folder, functions = str(settings.model_dir), handlers.functions
     context = ModelRunner(functions, None, settings).context("load", {})
@@ -195,8 +194,6 @@ def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
     runner = ModelRunner(functions, model, settings, description=description)
     if "model_warmup_fn" in functions:
         functions["model_warmup_fn"](folder, model, context=context)
-    elif handlers.image_only:
-        runner.answer(Item("warm-up", _WARM_UP, media_types.JSON, media_types.JSON, context))
     return runner
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from amphora.common.errors import CodeError
-from amphora.serving.worker.handlers import resolve
+from amphora.serving.worker.handlers import Handlers, resolve
 from tests.support.paths import CODE
 from tests.support.servers import ECHO, Start
 
@@ -34,9 +34,13 @@ def write(folder: Path, text: str, name: str = "inference.py") -> None:
     (folder / name).write_text(textwrap.dedent(text))
 
 
+def is_images(resolved: Handlers) -> bool:
+    """Whether the image's own file answers."""
+    return resolved.functions["predict_fn"].function.__module__ == "amphora_image_inference"
+
+
 def test_without_user_code_the_image_answers(folders: tuple[Path, Path]) -> None:
     resolved = resolve(folders[0], None, folders[1])
-    assert resolved.image_only
     assert "predict_batch_fn" in resolved.functions
     assert resolved.functions["input_fn"].body_type is bytes
 
@@ -59,7 +63,6 @@ def test_what_a_file_leaves_out_waits_for_the_model(
 ) -> None:
     write(folders[0], code)
     resolved = resolve(folders[0], None, CODE)
-    assert not resolved.image_only
     assert set(resolved.functions) == {"model_fn", *defined}
     whole = resolved.completed(str.lower, "").functions
     assert set(whole) == {"model_fn", "input_fn", "predict_fn", "output_fn", *defined}
@@ -82,7 +85,7 @@ def test_a_file_without_handlers_leaves_all_to_the_image(
 ) -> None:
     write(folders[0], code)
     resolved = resolve(folders[0], None, folders[1])
-    assert resolved.image_only
+    assert is_images(resolved)
     assert ("pre_model_fn" in resolved.functions) == ("pre_model_fn" in code)
 
 
@@ -180,7 +183,7 @@ def test_a_file_of_handlers_that_is_not_run_is_refused(
 ) -> None:
     (tmp_path / name).write_text(code)
     if not words:
-        assert resolve(folders[0], None, folders[1], tmp_path).image_only
+        assert is_images(resolve(folders[0], None, folders[1], tmp_path))
         return
     with pytest.raises(CodeError, match=f"{words}.*Name it .*/inference.py, set SAGEMAKER_PROGRAM"):
         resolve(folders[0], None, folders[1], tmp_path)
