@@ -119,7 +119,6 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (server, {"SAGEMAKER_TS_BATCH_SIZE": "many", "SAGEMAKER_MULTI_MODEL": "maybe", "AMPHORA_QUEUE_LIMIT": "0"},
      (f"SAGEMAKER_TS_BATCH_SIZE is 'many'. {WHOLE}", f"AMPHORA_QUEUE_LIMIT is '0'. {WHOLE}",
       "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.")),
-    (server, {"SAGEMAKER_TS_MIN_WORKERS": "4", "SAGEMAKER_TS_MAX_WORKERS": "2"}, ("SAGEMAKER_TS_MIN_WORKERS is 4",)),
 ]  # fmt: skip
 
 

@@ -47,7 +47,8 @@ def ask(
     loaded: ModelRunner, body: bytes, content_type: str = JSON, accept: str = JSON, **more: str
 ) -> tuple[bytes, str, Context]:
     """Return a runner's answer to a request: its body and type, and its context."""
-    context = loaded.context("an-id", {"content-type": content_type, "accept": accept, **more})
+    headers = {"content-type": content_type, "accept": accept, **more}
+    context = Context("an-id", headers, loaded.settings)
     return *loaded.answer(runner.Item("an-id", body, content_type, accept, context)), context
 
 

@@ -69,6 +69,8 @@ class ServerSettings:
     """The most tokens in one prediction, padding included."""
     queue_limit: int
     """Requests that may wait; one more is answered 503."""
+    most_written: int
+    """The most tokens that vLLM may generate for one request."""
     timeout: float
     """Seconds from the arrival of a request to the start of its answer."""
     startup_timeout: float
@@ -99,11 +101,6 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     most_useful = devices.accelerators or devices.cpus
     least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, least=1)
     most = env.number("SAGEMAKER_TS_MAX_WORKERS", max(most_useful, least), least=1)
-    if least > most:
-        env.refuse(
-            f"SAGEMAKER_TS_MIN_WORKERS is {least}, SAGEMAKER_TS_MAX_WORKERS is {most}."
-            " The smallest number cannot be above the largest."
-        )
     usual = min(max(most_useful, least), most)
     workers = env.number("SAGEMAKER_MODEL_SERVER_WORKERS", usual, least=1)
     threads = env.number("OMP_NUM_THREADS", max(1, devices.cpus // workers), least=1)
@@ -143,6 +140,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, least=0) / 1000,
         batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, least=1),
         queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, least=1),
+        most_written=env.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1),
         timeout=env.number(timeout_name, 60.0, least=0.001),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
@@ -187,7 +185,4 @@ def _read_adapters(env: Variables, folder: Path, is_multi_model: bool) -> int:
                 f"{value} holds {base!r}, which is the name of the base: a request could mean"
                 " either. Rename the folder, or name the base by AMPHORA_MODEL_NAME."
             )
-        # A header's value has no spaces around it.
-        if name != name.strip() or not name.isprintable():
-            env.refuse(f"{value} holds {name!r}, which no header can name. Rename the folder.")
     return most

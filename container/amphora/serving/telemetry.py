@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from functools import partial
 from typing import TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,24 +24,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"amphora_{name}", what, labels, registry=self.registry)
-
-        def gauge(name: str, what: str, labels: Sequence[str] = ()) -> Gauge:
-            return Gauge(f"amphora_{name}", what, labels, registry=self.registry)
-
-        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"amphora_{name}", what, buckets=buckets, registry=self.registry)
-
+        counter = partial(Counter, namespace="amphora", registry=self.registry)
+        gauge = partial(Gauge, namespace="amphora", registry=self.registry)
+        histogram = partial(
+            Histogram, namespace="amphora", registry=self.registry, buckets=_SECONDS
+        )
         self.requests = counter("requests", "Answers by status.", ["status"])
         self.seconds = histogram(
-            "request_seconds", "From a request's arrival to the end of its answer.", _SECONDS
+            "request_seconds", "From a request's arrival to the end of its answer."
         )
         self.queued_seconds = histogram(
-            "queue_seconds", "From a request's arrival to the start of its prediction.", _SECONDS
+            "queue_seconds", "From a request's arrival to the start of its prediction."
         )
-        self.batch_size = histogram("batch_size", "Requests that a worker got together.", _SIZES)
+        self.batch_size = histogram(
+            "batch_size", "Requests that a worker got together.", buckets=_SIZES
+        )
         self.slices = counter(
             "slices",
             "Turns of requests that share a worker: a list's model calls, a text's tokens.",

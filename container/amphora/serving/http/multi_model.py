@@ -156,17 +156,10 @@ class MultiModel:
         """
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
-
-        def weigh() -> int:
-            size = 0
-            for path in folder.rglob("*"):
-                with contextlib.suppress(OSError):
-                    size += path.stat().st_size if path.is_file() else 0
-            return size
-
         settings = self._invocations.settings
         # In a thread, since /ping would wait if the files are many or on a slow disk.
-        weights = await asyncio.to_thread(weigh)
+        file_sizes = (path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        weights = await asyncio.to_thread(sum, file_sizes)
         processes = 1 if settings.device_kind == CPU else settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
         if needed > (free := free_memory()):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -31,7 +32,7 @@ from amphora import __version__
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import telemetry
-from amphora.serving.http import websocket, wire
+from amphora.serving.http import websocket
 from amphora.serving.http.invocations import (
     PREFIX,
     Invocations,
@@ -40,6 +41,7 @@ from amphora.serving.http.invocations import (
     route_of,
 )
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
+from amphora.serving.http.wire import HttpProtocol
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault
@@ -57,6 +59,7 @@ _DRAIN_SECONDS = 24
 # After SIGTERM, new connections are accepted for this time, and open ones have as long again for
 # requests on their way.
 _LINGER_SECONDS = 0.3
+_KEEP_ALIVE_SECONDS = 75
 
 
 def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
@@ -102,7 +105,8 @@ class Front:
         self.invocations = Invocations(settings)
         self.metrics = telemetry.Metrics()
         self.models: MultiModel | None = None
-        self.pool: Backend | None = None
+        self.pool: Backend
+        """That of the only model; not set with the multi-model API."""
         self._vllm: VllmServer | None = None
         """The pool, if vLLM serves the model."""
         if settings.is_multi_model:
@@ -117,7 +121,7 @@ class Front:
 
             self._vllm = VllmServer(settings, environ, self.metrics, selected)
         self.pool = self._vllm or Pool(settings, environ, self.metrics)
-        self.invocations.answered = lambda: self._single.description.get("routes", [])
+        self.invocations.answered = lambda: self.pool.description.get("routes", [])
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
@@ -134,7 +138,7 @@ class Front:
         ]
         if self.settings.shows_page:
             result.append(Route("/", self.page, methods=["GET"]))
-        result += [Route(path, self.invoke_route, methods=["POST"]) for path in clients]
+        result += [Route(path, self.invoke, methods=["POST"]) for path in clients]
         for prefix in ("", PREFIX):
             result += [
                 Route(f"{prefix}/v1/models", self.list_models, methods=["GET"]),
@@ -165,17 +169,11 @@ class Front:
 
     @property
     def pools(self) -> list[Backend]:
-        return [*self.models.pools] if self.models is not None else [self._single]
-
-    @property
-    def _single(self) -> Backend:
-        """Return the pool of the only model, without the multi-model API."""
-        assert self.pool is not None
-        return self.pool
+        return [*self.models.pools] if self.models is not None else [self.pool]
 
     async def ping(self, request: Request) -> Response:
         """Answer 200 if a model is ready, else 503."""
-        is_ready = self.pool is None or self.pool.living > 0
+        is_ready = self.models is not None or self.pool.living > 0
         return self.invocations.reply(200 if is_ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
@@ -193,16 +191,9 @@ class Front:
         """Show a page to try the model."""
         return FileResponse(Path(__file__).with_name("page.html"))
 
-    async def invoke(self, request: Request) -> Response:
-        """Answer a request by the model, of several by the target model's header."""
-        if self.models is None:
-            return await self.invocations.invoke(request, self._single)
-        model = self.models.select(request.headers.get(TARGET_MODEL, ""))
-        return await self.invocations.invoke(request, model.pool)
-
     async def converse(self, socket: WebSocket) -> None:
         """Answer each message as an invocation, in order, until the client leaves."""
-        await websocket.converse(socket, self.invocations, self._single)
+        await websocket.converse(socket, self.invocations, self.pool)
 
     async def execution_parameters(self, request: Request) -> Response:
         """Return settings for batch transform; those of the job take precedence.
@@ -212,19 +203,19 @@ class Front:
         service refuses jobs whose payloads times requests are more than 100 MB.
         """
         settings, payload = self.settings, self.settings.transform_payload
-        useful = settings.workers * max(2, settings.batch_size if self._single.merges else 1)
+        useful = settings.workers * max(2, settings.batch_size if self.pool.merges else 1)
         most = min(useful, settings.queue_limit, MOST_TRANSFORM_MB // payload)
         answer = {"MaxConcurrentTransforms": most, "MaxPayloadInMB": payload}
         return self.invocations.reply(200, {**answer, "BatchStrategy": "SINGLE_RECORD"})
 
-    async def invoke_route(self, request: Request) -> Response:
-        """Answer a request of OpenAI's, TEI's or TGI's API, if the model answers this route.
+    async def invoke(self, request: Request) -> Response:
+        """Answer a request by the model, of several by the target model's header.
 
-        Of several models the body's `model` (OpenAI's API) or the target model's header chooses.
+        On a route of OpenAI's API, the body's `model` chooses if there is no such header.
         """
         path, body = route_of(request), None
         if self.models is None:
-            pool = self._single
+            pool = self.pool
         else:
             body = await self.invocations.body(request)
             name = request.headers.get(TARGET_MODEL, "")
@@ -253,9 +244,9 @@ class Front:
         """Return the loaded models by name, as OpenAI's API describes them. Raises Fault (503)."""
         if self.models is not None:
             names = self.models.names
-        elif self._single.living:
+        elif self.pool.living:
             adapters = sorted(self._vllm.adapters) if self._vllm is not None else []
-            names = [self._single.description.get("model", "model"), *adapters]
+            names = [self.pool.description.get("model", "model"), *adapters]
         else:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
         about = {"object": "model", "created": 0, "owned_by": "amphora"}
@@ -267,7 +258,7 @@ class Front:
         Of several models the query's `model` or the target model's header chooses.
         """
         if self.models is None:
-            (name, *_), pool, route = self._entries(), self._single, "/invocations"
+            (name, *_), pool, route = self._entries(), self.pool, "/invocations"
         else:
             named = request.query_params.get("model") or request.headers.get(TARGET_MODEL, "")
             model = self.models.select(named)
@@ -319,16 +310,21 @@ class Front:
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
-    options = {"timeout_graceful_shutdown": _DRAIN_SECONDS, "ws_max_size": settings.max_body}
-    server = wire.Server(front.application(), _LINGER_SECONDS, **options)
+    config = uvicorn.Config(
+        front.application(), http=HttpProtocol, ws="websockets-sansio", lifespan="off",
+        log_config=None, access_log=False, server_header=False, ws_max_size=settings.max_body,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    # `serve` would also take the signals.
+    serving = asyncio.create_task(server._serve([sock]))
     stopping = asyncio.create_task(stop.wait())
     ends: list[asyncio.Future[Any]] = [serving, stopping]
-    if front.pool is not None:
+    if front.models is None:
         front.pool.start()
         ends.append(front.pool.failed)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -336,11 +332,14 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
         LOG.info("Stopping: requests that have arrived are answered first.")
         front.invocations.draining = True
         await asyncio.sleep(_LINGER_SECONDS)
+        for listener in server.servers:
+            listener.close()
+        await asyncio.sleep(_LINGER_SECONDS)
     server.should_exit = True
     await serving
     stopping.cancel()
     await asyncio.gather(*(pool.close() for pool in front.pools))
-    if front.pool is not None and front.pool.failed.done():
+    if front.models is None and front.pool.failed.done():
         raise front.pool.failed.result()
     LOG.info("All requests are answered. Shutdown is complete.")
     return 0

@@ -1,4 +1,4 @@
-"""Extends uvicorn's HTTP protocol by a bound on headers, and its server by a drain.
+"""Extends uvicorn's HTTP protocol by a bound on headers.
 
 uvicorn's httptools protocol keeps headers of any size; h11 costs three times the CPU time
 (docs/LAB.md). The locks pin uvicorn, since this overrides private methods.
@@ -7,18 +7,15 @@ uvicorn's httptools protocol keeps headers of any size; h11 costs three times th
 from __future__ import annotations
 
 import asyncio
-import socket
 import uuid
 from typing import Any, cast
 
 import httptools
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from amphora.serving.http.invocations import GONE, error_body
 
 _HEADER_BYTES, _HEADERS = 65536, 128
-_KEEP_ALIVE_SECONDS = 75
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -90,27 +87,3 @@ class HttpProtocol(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
-
-
-class Server(uvicorn.Server):
-    """Serves an ASGI application. Open connections outlive the port by `linger` seconds."""
-
-    def __init__(self, application: Any, linger: float, **settings: Any) -> None:
-        options: dict[str, Any] = {
-            "http": HttpProtocol, "ws": "websockets-sansio", "lifespan": "off", "log_config": None,
-            "access_log": False, "server_header": False, "backlog": 2048,
-            "timeout_keep_alive": _KEEP_ALIVE_SECONDS,
-        }  # fmt: skip
-        super().__init__(uvicorn.Config(application, **options, **settings))
-        self._linger = linger
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until `should_exit` is set. Signals are the caller's concern."""
-        await self._serve(sockets)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and answer what arrives on open connections meanwhile."""
-        for server in self.servers:
-            server.close()
-        await asyncio.sleep(self._linger)
-        await super().shutdown(sockets)

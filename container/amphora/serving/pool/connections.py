@@ -81,7 +81,6 @@ class WorkerConnection:
     idle: bool = True
     is_open: bool = False
     """Whether it takes more requests while others are at work."""
-    born: float = field(default_factory=time.monotonic)
     busy_since: float = 0.0
     """When it was last idle."""
     sent_at: float = 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,9 +29,8 @@ LOG = logging.getLogger("amphora.pool")
 _GIVE_UP_AFTER = 5
 # After this many chunks that its client has read, a worker may send as many more.
 _CREDIT = messages.CHUNKS_AHEAD // 4
-# The pause before a worker is replaced that died soon after its start.
+# The pause before a worker is replaced, which may die at once again.
 _RESTART_PAUSE = 0.1
-_JUST_STARTED_SECONDS = 5.0
 
 
 class Pool:
@@ -189,8 +187,7 @@ class Pool:
                     LOG.warning(text, pid, len(connection.calls))
                     self._dispatcher.requeue(connection)
             self._metrics.restarts.inc()
-            if time.monotonic() - connection.born < _JUST_STARTED_SECONDS:
-                await asyncio.sleep(_RESTART_PAUSE)
+            await asyncio.sleep(_RESTART_PAUSE)
 
     async def _deliver(
         self, connection: WorkerConnection, message: Answer | Chunk | Error, body: bytes

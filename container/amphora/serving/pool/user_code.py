@@ -48,16 +48,9 @@ class UserCode:
         is_prefix = settings.submitted.startswith("s3://") and "." not in name
         has_code = handler_files.has_handlers(settings.code_dir, settings.program)
         is_model = name == "model.tar.gz" or settings.is_multi_model
-        if is_prefix and settings.program and not has_code and not settings.is_multi_model:
-            raise CodeError(
-                f"SAGEMAKER_SUBMIT_DIRECTORY is {settings.submitted!r}, a prefix instead of an"
-                f" archive, and {settings.code_dir} does not have SAGEMAKER_PROGRAM"
-                f" {settings.program!r}.",
-                "Name a .tar.gz, or put the code in the folder code/ of the model archive.",
-            )
         if is_prefix or (settings.submitted and has_code and is_model):
             LOG.info(
-                "SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no other code.",
+                "SAGEMAKER_SUBMIT_DIRECTORY %s is not used: it names no archive of other code.",
                 settings.submitted,
             )
         elif settings.submitted:

@@ -20,6 +20,7 @@ import aiohttp
 
 from amphora.common.devices import CPU
 from amphora.common.errors import AmphoraError
+from amphora.serving.pool.connections import Call
 from amphora.serving.pool.spawner import ModelError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import routes
@@ -74,6 +75,8 @@ class Engine:
         """Adapters that the engine has loaded since its start; it keeps those that are unloaded."""
         self._first_loads = int(selection.adapter is not None)
         self._process: ServerProcess | None = None
+        self._tasks: dict[Call, asyncio.Task[None]] = {}
+        """The requests that it is answering."""
         self._code = UserCode(settings, environ)
         self._session: aiohttp.ClientSession | None = None
 
@@ -82,9 +85,11 @@ class Engine:
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """End the server."""
+        """End the server. Unanswered requests are lost, so drain first."""
         self.is_ready = False
         self._keeper.cancel()
+        for task in self._tasks.values():
+            task.cancel()
         self._code.cancel()
         if self._process is not None:
             await self._process.stop()

@@ -16,17 +16,13 @@ from typing import Any
 import aiohttp
 
 from amphora.common.errors import did_you_mean
-from amphora.common.variables import Variables
 from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
-from amphora.serving.settings import ServerSettings
-from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.lifecycle import Engine, error_of
-from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.translation import Events, Part
 
 LOG = logging.getLogger("amphora.vllm")
@@ -48,20 +44,6 @@ class VllmServer(Engine):
 
     merges = True
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        environ: Mapping[str, str],
-        metrics: Metrics,
-        selection: Selection,
-    ) -> None:
-        super().__init__(settings, environ, metrics, selection)
-        variables = Variables(environ)
-        self._most_written = variables.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1)
-        variables.check()
-        self._work: dict[Call, asyncio.Task[None]] = {}
-        """The requests that are being answered."""
-
     @property
     def living(self) -> int:
         return int(self.is_ready)
@@ -69,19 +51,13 @@ class VllmServer(Engine):
     @property
     def waiting(self) -> list[Call]:
         """Return the calls whose answer has not begun."""
-        return [call for call in self._work if not call.reply.done()]
-
-    async def close(self) -> None:
-        """End vLLM. Unanswered requests are lost, so drain first."""
-        await super().close()
-        for task in self._work.values():
-            task.cancel()
+        return [call for call in self._tasks if not call.reply.done()]
 
     def submit(self, call: Call) -> None:
         """Begin to answer a request. Raises Fault if vLLM is not ready, or has too many."""
         self.check_ready()
-        if len(self._work) >= self.settings.queue_limit:
-            raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
+        if len(self._tasks) >= self.settings.queue_limit:
+            raise Fault(503, "overloaded", f"{len(self._tasks)} requests are running already.")
         if sessions.HEADER in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
 
@@ -102,12 +78,12 @@ class VllmServer(Engine):
                 LOG.exception("Request %s could not be answered.", call.id)
                 call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
-        self._work[call] = asyncio.create_task(answer())
-        self._work[call].add_done_callback(lambda _: self._work.pop(call))
+        self._tasks[call] = asyncio.create_task(answer())
+        self._tasks[call].add_done_callback(lambda _: self._tasks.pop(call))
 
     def cancel(self, call: Call) -> None:
         """Close the connection to vLLM, which ends the work on a request whose client has left."""
-        if (task := self._work.get(call)) is not None:
+        if (task := self._tasks.get(call)) is not None:
             task.cancel()
 
     def took(self, call: Call) -> None:
@@ -145,14 +121,15 @@ class VllmServer(Engine):
             prompts = len(prompt)
         copies = _number(body.get("n")) or 1
         # A chat that names no length may fill the context, which is allowed to a single text.
-        longest = min(self.description["max_length"], self._most_written)
+        most_written = self.settings.most_written
+        longest = min(self.description["max_length"], most_written)
         usual = _COMPLETION_TOKENS if part.route == routes.COMPLETIONS else longest
         # vLLM reads one of them.
         length = max(_number(body.get(key)) for key in _LENGTHS) or usual
         if part.inputs is not None and body.get("truncate_prompt_tokens") == -1:
             body["truncate_prompt_tokens"] = max(1, self.description["max_length"] - length)
         cost = prompts * copies * length
-        if spent + cost > self._most_written:
+        if spent + cost > most_written:
             asking, less = "The request asks", ""
             if spent:
                 asking, less = "This line and those before it ask", ", or send fewer lines"
@@ -160,7 +137,7 @@ class VllmServer(Engine):
                 413,
                 "too_costly",
                 f"{asking} for {spent + cost:,} tokens that may be generated ({prompts:,} prompts x"
-                f" {copies:,} texts x {length:,} new tokens for each text); {self._most_written:,}"
+                f" {copies:,} texts x {length:,} new tokens for each text); {most_written:,}"
                 f" are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give fewer in {_LENGTHS[0]}{less}.",
             )
         return {**body, "model": named}, cost

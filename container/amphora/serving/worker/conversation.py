@@ -19,6 +19,7 @@ from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, media_types, messages
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker.context import Context
 from amphora.serving.worker.job_threads import Job, TakesLong, Turns
 from amphora.serving.worker.runner import Item, ModelRunner
 
@@ -42,7 +43,7 @@ class Conversation:
         self._turns = Turns(self._has_news)
         self._takes_turns = "turns_fn" in runner.handlers
         if self._takes_turns:
-            context = runner.context("turns", {})
+            context = Context("turns", {}, runner.settings)
             runner.handlers["turns_fn"](runner.model, self._turns.pause, context=context)
         self._number = 0
         """The number of the last batch that was received."""
@@ -92,7 +93,7 @@ class Conversation:
                 session = sessions.setdefault(entry.session, {}) if entry.session else None
                 kind, accept = entry.content_type, entry.accept
                 headers = {"content-type": kind, "accept": accept, **entry.headers}
-                context = self._runner.context(entry.id, headers, session, entry.path)
+                context = Context(entry.id, headers, self._runner.settings, session, entry.path)
                 self._arrived.append(Item(entry.id, part, kind, accept, context, entry.session))
         elif isinstance(message, messages.Forget):
             self._runner.sessions.pop(message.session, None)

@@ -9,10 +9,8 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
-import amphora
 from amphora.common import logs, transformers4
 from amphora.common.errors import CodeError
 from amphora.serving.protocol import batching, media_types
@@ -72,30 +70,6 @@ class ModelRunner:
     """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
     """The result of `describe_fn`, for the front process."""
-
-    @cached_property
-    def system_properties(self) -> dict[str, Any]:
-        return {
-            "model_dir": str(self.settings.model_dir),
-            # A worker sees one GPU only.
-            "gpu_id": 0 if self.settings.device_kind == "cuda" else None,
-            "batch_size": self.settings.batch_size,
-            "server_name": "amphora",
-            "server_version": amphora.__version__,
-            "limit_max_image_pixels": True,
-        }
-
-    def context(
-        self,
-        request_id: str,
-        headers: dict[str, str],
-        session: dict[str, Any] | None = None,
-        path: str = "/invocations",
-    ) -> Context:
-        return Context(
-            request_id, headers, self.system_properties, session, path,
-            model_name=self.settings.model_name,
-        )  # fmt: skip
 
     def answer(self, item: Item) -> tuple[Any, str]:
         """Answer one request: return its body (bytes, or an iterator to stream) and type."""
@@ -175,7 +149,7 @@ def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
     Raises whatever the handlers raise.
     """
     folder, functions = str(settings.model_dir), handlers.functions
-    context = ModelRunner(functions, None, settings).context("load", {})
+    context = Context("load", {}, settings)
     if "pre_model_fn" in functions:
         functions["pre_model_fn"](folder, context=context)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import Item, ModelRunner
 from tests.support.worker_front import load_runner, write_code
 
@@ -35,7 +36,9 @@ def made(tmp_path: Path, code: str = CODE_OF_USER) -> tuple[ModelRunner, Any]:
     loaded = load_runner(write_code(tmp_path, {"code/inference.py": code}))
 
     def item(text: str) -> Item:
-        return Item("id", text.encode(), "text/plain", "text/plain", loaded.context("id", {}))
+        return Item(
+            "id", text.encode(), "text/plain", "text/plain", Context("id", {}, loaded.settings)
+        )
 
     return loaded, item
 
