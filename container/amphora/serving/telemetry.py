@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -53,9 +53,6 @@ class Metrics:
         self.model = gauge(
             "model", "1 for the task and engine of each loaded model.", ["task", "engine"]
         )
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
 
 class AccessLog:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import uvicorn
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -182,7 +183,7 @@ class Front:
         self.metrics.waiting.set(len(arrived))
         self.metrics.queue_age.set(time.monotonic() - min(arrived) if arrived else 0)
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
-        text = self.metrics.text()
+        text = generate_latest(self.metrics.registry)
         if self._vllm is not None:
             text += await self._vllm.metrics()
         return Response(text, headers={"content-type": telemetry.CONTENT_TYPE})

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry, Forget
+from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry
 
 LOG = logging.getLogger("amphora.pool")
 
@@ -113,7 +113,7 @@ class WorkerConnection:
         message = Batch(batch=self.batch, items=items)
         self.writer.write(messages.pack(message, b"".join(call.body for call in batch)))
 
-    def notify(self, notice: Cancel | Credit | Forget) -> None:
+    def notify(self, notice: Cancel | Credit) -> None:
         self.writer.write(messages.pack(notice))
 
     def has_room(self, requests: int, size: int) -> bool:

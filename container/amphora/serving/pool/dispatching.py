@@ -123,6 +123,9 @@ class Dispatcher:
 
     def note(self, connection: WorkerConnection, report: State) -> None:
         """Apply a worker's report of its state."""
+        if report.state == "begun":
+            connection.begun = report.batch
+            return
         self._metrics.calls.inc(report.calls)
         self._metrics.tokens.inc(report.tokens)
         self._metrics.padding.inc(report.padded - report.tokens)

@@ -104,7 +104,7 @@ class Pool:
                 raise Fault(503, "not_ready", "The model is being restarted.")
             for session in self.sessions.expired():
                 if session.worker in workers:
-                    workers[session.worker].notify(messages.Forget(session=session.id))
+                    workers[session.worker].notify(messages.Cancel(id=session.id))
             call.session = self.sessions.find(header, list(workers))
             workers[call.session.worker].bound.append(call)
         self._dispatcher.dispatch()
@@ -171,9 +171,7 @@ class Pool:
                 with contextlib.suppress(EOFError, ConnectionError):
                     while True:
                         message, body = await messages.read(connection.reader)
-                        if isinstance(message, messages.Begun):
-                            connection.begun = message.batch
-                        elif isinstance(message, messages.State):
+                        if isinstance(message, messages.State):
                             self._dispatcher.note(connection, message)
                         else:
                             connection.watch()

@@ -77,7 +77,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:
-    """The client of a request has gone."""
+    """The client of a request has gone, or a session has ended."""
 
     id: str
 
@@ -90,21 +90,7 @@ class Credit:
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forget:
-    """A session has ended."""
-
-    session: str
-
-
 # From a worker to the front.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Begun:
-    """The work on a batch has begun."""
-
-    batch: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +98,14 @@ class State:
     """The worker's state, and its statistics since the last report."""
 
     state: str
-    """`open` if it takes more requests while jobs are at work, `rests` if all jobs wait for their
-    clients to read on, `idle` without jobs."""
+    """`begun` when the work on a batch begins, `open` if it takes more requests while jobs are at
+    work, `rests` if all jobs wait for their clients to read on, `idle` without jobs."""
     batch: int
     """The last batch that it has received."""
-    tokens: int
-    padded: int
-    calls: int
-    slices: int
+    tokens: int = 0
+    padded: int = 0
+    calls: int = 0
+    slices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +142,7 @@ class Error:
 
 
 Message: TypeAlias = (
-    Load | Loaded | Failed | Forked | Batch | Cancel | Credit | Forget | Begun
-    | State | Answer | Chunk | Error
+    Load | Loaded | Failed | Forked | Batch | Cancel | Credit | State | Answer | Chunk | Error
 )  # fmt: skip
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -149,7 +149,7 @@ class VllmServer(Engine):
             if response.status != 200:
                 raise _refused(response.status, await response.read(), part)
             kind = response.headers.get("content-type", media_types.JSON)
-            if not part.streams:
+            if not part.body.get("stream"):
                 answer = await response.read()
                 if part.inputs is not None:
                     answer, kind = translation.written(part.answer(json.loads(answer)), call.accept)
@@ -235,11 +235,6 @@ def _refused(status: int, answer: bytes, part: Part) -> Fault:
     message = translation.renamed(str(error["message"]), part)
     param = translation.renamed(str(error.get("param") or ""), part) or None
     code = "bad_request" if status < 500 else "engine_error"
-    if "--tool-call-parser" in message:
-        message += (
-            " Set SM_VLLM_ENABLE_AUTO_TOOL_CHOICE to true and SM_VLLM_TOOL_CALL_PARSER to the"
-            " model's, or give tool_choice required or a function's name."
-        )
     if "max_model_len" in message or "maximum context length" in message:
         code = "context_length_exceeded"
     return Fault(status, code, message, param)

@@ -54,10 +54,6 @@ class Part:
     is_tgi: bool = False
     """Whether the answer is TGI's object instead of Hugging Face's list."""
 
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.get("stream"))
-
     def answer(self, document: dict[str, Any]) -> Any:
         """Return the answer that follows from vLLM's document."""
         if self.inputs is None:
@@ -98,7 +94,7 @@ def read(route: str, body: bytes, content_type: str) -> Part | list[Part | Fault
         for line in lines:
             try:
                 part = _translate_document("/invocations", line)
-                if part.streams:
+                if part.body.get("stream"):
                     raise bad_request("A line of JSON Lines cannot be streamed.", "stream")
                 parts.append(part)
             except Fault as fault:

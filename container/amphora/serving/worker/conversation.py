@@ -70,7 +70,7 @@ class Conversation:
             # New requests and jobs alternate.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
-                self._send_message(messages.Begun(batch=self._number))
+                self._send_message(messages.State(state="begun", batch=self._number))
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -95,11 +95,10 @@ class Conversation:
                 headers = {"content-type": kind, "accept": accept, **entry.headers}
                 context = Context(entry.id, headers, self._runner.settings, session, entry.path)
                 self._arrived.append(Item(entry.id, part, kind, accept, context, entry.session))
-        elif isinstance(message, messages.Forget):
-            self._runner.sessions.pop(message.session, None)
         elif isinstance(message, messages.Credit) and message.id in self._credit:
             self._credit[message.id] += message.count
         elif isinstance(message, messages.Cancel):
+            self._runner.sessions.pop(message.id, None)
             self._arrived = [item for item in self._arrived if item.id != message.id]
             if (job := self._jobs.get(message.id)) is not None:
                 self._turns.leave(job)

@@ -228,16 +228,9 @@ def _check_code(
     user: ModuleType | None, defined: set[str], code_dir: Path, model_dir: Path | None
 ) -> None:
     """Raise CodeError if the user's code has what only other servers run or call."""
-    service = code_dir / HANDLER_SERVICE
-    files = [service] if service.is_file() else []
-    if user is not None and not defined:
-        kinds = [kind for kind in vars(user).values() if inspect.isclass(kind)]
-        local_kinds = [kind for kind in kinds if kind.__module__ == user.__name__]
-        if any(callable(getattr(value, "handle", None)) for value in (user, *local_kinds)):
-            files.append(Path(user.__file__ or ""))
-    if files:
+    if (service := code_dir / HANDLER_SERVICE).is_file():
         raise CodeError(
-            f"{files[0]} is a handler service (handle(data, context)), which is not run here.",
+            f"{service} is a handler service (handle(data, context)), which is not run here.",
             "Define model_fn and transform_fn, or input_fn, predict_fn and output_fn, in"
             " inference.py.",
         )

@@ -76,7 +76,7 @@ def load_image(image_code: Path, name: str) -> ModuleType:
             "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
             " or define model_fn, input_fn, predict_fn and output_fn in code/inference.py.",
         )
-    for package in add_image(image_code):
+    for package in (init.parent.name for init in image_code.glob("*/__init__.py")):
         spec = importlib.util.find_spec(package)
         if spec is None or image_code not in Path(spec.origin or "").parents:
             raise CodeError(
@@ -88,15 +88,13 @@ def load_image(image_code: Path, name: str) -> ModuleType:
     return _execute(path, f"amphora_image_{name}", spec)
 
 
-def add_image(image_code: Path) -> list[str]:
+def add_image(image_code: Path) -> None:
     """Make the image's packages importable, and its stand-ins for toolkits, unless the user has
-    others of their names. Return the names of the packages."""
-    packages = sorted(init.parent.name for init in image_code.glob("*/__init__.py"))
+    others of their names."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
-    sys.meta_path.append(_ImageFinder(image_code, packages))
+    sys.meta_path.append(_ImageFinder(image_code))
     if (stand_ins := str(image_code / "toolkits")) not in sys.path:
         sys.path.append(stand_ins)
-    return packages
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,12 @@ class _ImageFinder(importlib.abc.MetaPathFinder):
     """Finds the image's packages, and nothing else of its folder, if nobody else has them."""
 
     image_code: Path
-    packages: Sequence[str]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find one of the packages; Python's import system finds the modules inside of it."""
-        if fullname not in self.packages:
+        if not (self.image_code / fullname / "__init__.py").is_file():
             return None
         return importlib.machinery.PathFinder.find_spec(fullname, [str(self.image_code)])
 

@@ -355,7 +355,9 @@ def test_bodies_are_text_for_json_and_csv(
      "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass"],
 )  # fmt: skip
 def test_a_handler_service_is_refused(code: str, load: Load) -> None:
-    with pytest.raises(CodeError, match=r"mine.py is a handler service .* Define model_fn"):
+    with pytest.raises(
+        CodeError, match=r"mine.py defines (handle|A), and no function .* Define model_fn"
+    ):
         load(code, program="mine")
     with pytest.raises(CodeError, match=r"handler_service.py is a handler service"):
         load("def predict_fn(data, model): pass", **{"handler_service.py": code})
