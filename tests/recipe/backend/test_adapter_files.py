@@ -126,6 +126,21 @@ def test_a_model_in_the_folder_and_another_one_by_name_are_refused(
     assert named.location == str(tmp_path / "model")
 
 
+def test_a_handler_beside_a_model_by_name_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import inference
+
+    named = save("BertForSequenceClassification", tmp_path / "named")
+    (named / "handler.py").write_text("class EndpointHandler: pass")
+    (tmp_path / "model").mkdir()
+    monkeypatch.setenv("HF_MODEL_ID", str(named))
+    with pytest.raises(ModelError, match=r"handler.py, which is not run.*or set HF_TASK"):
+        inference.model_fn(str(tmp_path / "model"))
+    monkeypatch.setenv("HF_TASK", "text-classification")
+    assert inference.model_fn(str(tmp_path / "model"))
+
+
 def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path) -> None:
     """The base has none, and a configuration without labels stands for two."""
     base = save("BertModel", tmp_path / "base")

@@ -315,7 +315,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     for_urls = base64.urlsafe_b64encode(data).decode().rstrip("=")
     one, two = plain(reference(picture)), plain(reference(picture, top_k=2))
     for body, wanted in [
-        ((data, "image/png"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
+        ((data, "image/png"), one), ((data, "application/x-image"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
         ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
         ({"inputs": broken, "top_k": 2}, two), ({"inputs": for_urls, "top_k": 2}, two),
         ({"inputs": text, "parameters": {"top_k": 2}}, two),

@@ -113,15 +113,27 @@ def text_of(body: str | bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
+def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raise BadRequest if it has a key twice, with two values, since one
+    of them would be ignored."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        for name, value in pairs:
+            if document[name] != value:
+                raise BadRequest(f"{name!r} stands in the body twice, with two values.")
+    return document
+
+
 def parsed(body: bytes) -> Any:
-    """Return the value of a JSON body. Raise BadRequest if it is not JSON."""
+    """Return the value of a JSON body. Raise BadRequest if it is not JSON, or a key stands
+    twice."""
 
     def refuse_constant(name: str) -> None:
         raise BadRequest(f"The body is not valid JSON: it contains {name}.")
 
     text = text_of(body)
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=_as_object)
     except BadRequest:
         raise
     except (ValueError, RecursionError) as error:

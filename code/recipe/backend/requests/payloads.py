@@ -15,6 +15,8 @@ SPELLINGS = {
     "application/x-jsonlines": JSON_LINES,
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
+    # Clients of AWS's own image classifier send it.
+    "application/x-image": "image/x-image",
 }
 EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
 

@@ -105,13 +105,28 @@ class Origin:
         settings: dict[str, Any] = self._read_json("config_sentence_transformers.json") or {}
         return settings
 
-    def _read_json(self, name: str) -> Any:
-        """Return the content of a JSON file of the folder or the Hub; None if there is none."""
+    def refuse_handler(self) -> None:
+        """Raise ModelError if the model has code that answers its requests: the server runs it from
+        the folder of model.tar.gz only."""
+        if self._find_file("handler.py"):
+            raise ModelError(
+                f"The model {self.location!r} has a handler.py, which is not run from there.",
+                "Pack its files into model.tar.gz to run it, or set HF_TASK to use the image's own"
+                " handlers.",
+            )
+
+    def _find_file(self, name: str) -> Path | None:
+        """Return a file of the folder or the Hub; None if there is none."""
         if Path(self.location).is_dir():
             path: str | None = str(Path(self.location) / name)
         else:
             path = _find_on_hub(self.location, name, self.options)
-        return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
+        return Path(path) if path and Path(path).is_file() else None
+
+    def _read_json(self, name: str) -> Any:
+        """Return the content of a JSON file of the folder or the Hub; None if there is none."""
+        path = self._find_file(name)
+        return json.loads(path.read_text()) if path else None
 
     def config(self) -> Any:
         """Return the model's configuration."""

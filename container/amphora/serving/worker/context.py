@@ -65,6 +65,7 @@ class Context:
             /v1/chat/completions.
         model_name: The multi-model API's name of the model; "model" elsewhere.
         metrics: Takes what a handler measures.
+        manifest: {"model": {"modelName": the name}}, of a model archive.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Context:
         self.path = path
         self.session_closed = False
         self.model_name = settings.model_name
+        self.manifest = {"model": {"modelName": settings.model_name}}
         self.metrics = MetricsLog(request_id)
         self._settings = settings
         self._response_headers: dict[str, str] = {}
@@ -105,6 +107,8 @@ class Context:
             "server_version": amphora.__version__,
             "limit_max_image_pixels": True,
         }
+
+    _system_properties = system_properties  # User code reads that of AWS's servers.
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Return the id of the request; None for an index other than 0."""

@@ -43,6 +43,8 @@ _SIGNATURES = {
 }
 # A file that defines only these leaves models and requests to the image's handlers.
 _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
+# What other servers call, in whatever file of a model's folder.
+_CALLED = {*_SIGNATURES, ENDPOINT_HANDLER, "handle", "PreTrainedPipeline", "TritonPythonModel"}
 # Names of files, in lower case, with which other images answer requests.
 _SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler"}
 _DEFAULTS = "the image's defaults"
@@ -97,7 +99,8 @@ class Handler:
                 f"{file}: {name} takes {len(positional)} arguments.",
                 f"Write `def {name}({names})` or `def {name}({names}, context)`.",
             )
-        takes_context = required > count or [p.name for p in positional[count:]][:1] == ["context"]
+        further = [parameter.name for parameter in positional[count:]]
+        takes_context = required > count or further[:1] in (["context"], ["ctx"])
         return cls(name, function, takes_context, body_type)
 
     def __call__(self, *args: Any, context: Any) -> Any:
@@ -183,7 +186,8 @@ def resolve(
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
         return _image_handlers(image_code, functions, model_dir)
-    LOG.info("%s defines %s.", file, ", ".join(name for name in _SIGNATURES if name in defined))
+    names = ", ".join(name for name in _SIGNATURES if name in defined)
+    LOG.info("%s defines %s.", file, names or ENDPOINT_HANDLER)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         batch = functions["predict_batch_fn"]
 
@@ -209,7 +213,7 @@ def _endpoint_functions(file: str, kind: Any) -> dict[str, Handler]:
     `__call__(data)` of a request's JSON object."""
     if not inspect.isclass(kind) or inspect.iscoroutinefunction(kind.__call__):
         raise CodeError(
-            f"{file}: {ENDPOINT_HANDLER} is {kind!r}.",
+            f"{file}: {ENDPOINT_HANDLER} is not a class, or one with an `async def __call__`.",
             "Write a class with `def __init__(self, path)` and `def __call__(self, data)`.",
         )
 
@@ -235,16 +239,23 @@ def _check_code(
             " inference.py.",
         )
     if user is None:
-        names = {*_SIGNATURES, "predict", "load_model", "handle", ENDPOINT_HANDLER}
         paths = sorted(code_dir.glob("*.py"))
-        for path in [*paths, *([model_dir / "inference.py"] if model_dir is not None else [])]:
+        folder = model_dir or code_dir
+        others = {path for name in ("*", "*/*", "*/*/*") for path in folder.glob(f"{name}.py")}
+        for path in [*paths, *sorted(others - {*paths})]:
+            names = _CALLED
+            if path in paths or path.stem.lower() == "inference":
+                names = names | {"predict", "load_model"}
             unused = [name for name in handler_files.unused_names(path) if name in names]
             if unused or (path in paths and path.stem.lower() in _SERVERS):
                 what = f", which defines {', '.join(unused)}," if unused else ""
+                choice = ""
+                if path.is_relative_to(code_dir):
+                    choice = f" set SAGEMAKER_PROGRAM to {str(path.relative_to(code_dir))!r},"
                 raise CodeError(
                     f"{path}{what} is not run.",
-                    f"Name it {code_dir / 'inference.py'}, set SAGEMAKER_PROGRAM to {path.name!r}, "
-                    "or remove it to use the image's own handlers.",
+                    f"Move it to {code_dir / 'inference.py'},{choice} or remove it to use the "
+                    "image's own handlers.",
                 )
         return
     if not defined - _COMPANIONS and hasattr(user, ENDPOINT_HANDLER):

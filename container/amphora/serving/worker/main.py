@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from amphora.common import logs
 from amphora.common.errors import AmphoraError
+from amphora.serving import handler_files
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.messages import Failed, Forked, Load, Loaded
 from amphora.serving.settings import ServerSettings
@@ -61,8 +62,12 @@ def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | Non
     gc.disable()
     try:
         names = ("model_dir", "code_dir", "image_code")
-        paths = {name: Path(order.settings[name]) for name in names}
+        paths = {name: Path(order.settings[name]).absolute() for name in names}
         settings = ServerSettings(**{**order.settings, **paths})
+        has_handlers = handler_files.has_handlers(settings.code_dir, settings.program)
+        if has_handlers and settings.model_dir.is_dir():
+            # AWS's model servers run there, and users' files open others by relative paths.
+            os.chdir(settings.model_dir)
         resolved = handlers.resolve(
             settings.code_dir, settings.program, settings.image_code, settings.model_dir
         )

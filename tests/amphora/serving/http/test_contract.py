@@ -116,6 +116,25 @@ def test_each_fault_has_its_status_and_code(shared: Start) -> None:
     assert "Traceback" in server.log and error["request_id"] in server.log
 
 
+def test_handlers_run_in_the_models_folder_as_with_the_servers_of_aws(start: Start) -> None:
+    """An optional file that is not found would change the answers in silence."""
+    code = """
+    import os
+
+    LIMIT = 1
+    if os.path.exists("code/limit.txt"):
+        LIMIT = int(open("code/limit.txt").read())
+
+    def model_fn(model_dir):
+        return [LIMIT, os.path.samefile(os.getcwd(), model_dir)]
+
+    def predict_fn(data, model, ctx=None):
+        return [*model, ctx.get_request_id() is not None]
+    """
+    server = start(code, files={"limit.txt": "7"}).ready()
+    assert server.invoke({}).json() == [7, True, True]
+
+
 def test_transform_fn_with_context_answers_alone(start: Start) -> None:
     """Text in its type's charset, a status without a body, and a call of sys.exit, too."""
     code = """

@@ -251,6 +251,7 @@ print(importlib.util.find_spec("defaults"))
 
 CONTEXT = """
     def model_fn(model_dir, context):
+        assert context._system_properties == context.system_properties
         return [context.system_properties["model_dir"] == model_dir, context.model_name]
 
     def predict_fn(data, model, context):
@@ -274,6 +275,7 @@ CONTEXT = """
                        context.get_request_header(0, "absent")],
             "types": [processor.get_request_properties().get("Content-Type"),
                       "accept" in processor.get_request_properties()],
+            "manifest": context.manifest["model"]["modelName"],
             "properties": [context.system_properties.get("gpu_id"),
                            context.system_properties["batch_size"] > 0],
             "said": [context.get_response_status(0), context.get_response_content_type(0),
@@ -291,6 +293,7 @@ def test_context_has_what_the_servers_of_aws_offer(start: Start, tmp_path: Path)
     assert value["header"] == ["yes", "yes", "yes", None]
     assert value["types"] == [JSON, True]
     assert value["properties"] == [None, True]
+    assert value["manifest"] == "model"
     assert value["said"] == [[201, "made"], "application/vnd.mine+json", "3"]
     assert answered.status_code == 201
     assert answered.headers["content-type"] == "application/vnd.mine+json"

@@ -150,7 +150,10 @@ def test_context_is_decided_by_the_parameters(
         ("from helper_of_json import loads as predict", ["Rename predict to predict_fn"]),
         ("class Predictor:\n  def predict(self): pass", ["Predictor, and no function that"]),
         ("class Server:\n  pass\nserver = Server()", ["defines server, and no function that"]),
-        ("class EndpointHandler:\n  async def __call__(self, data): pass", ["def __call__(self"]),
+        (
+            "class EndpointHandler:\n  async def __call__(self, data): pass",
+            ["with an `async def __call__`", "def __call__(self"],
+        ),
     ],
 )
 def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: list[str]) -> None:
@@ -173,20 +176,33 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
         ("code/mnist.py", "def model_fn(d): pass", "defines model_fn, is not run"),
         ("code/endpoint.py", "class EndpointHandler: pass", "defines EndpointHandler, is not run"),
         ("inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
+        ("Code/inference.py", "def predict(d): pass", "defines predict, is not run"),
+        ("src/serve.py", "def model_fn(d): pass", "defines model_fn, is not run"),
+        ("model/code/handler.py", "class EndpointHandler: pass", "EndpointHandler, is not run"),
+        ("code/src/inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
+        ("model.py", "def handle(inputs): pass", "defines handle, is not run"),
+        ("pipeline.py", "class PreTrainedPipeline: pass", "PreTrainedPipeline, is not run"),
+        ("1/model.py", "class TritonPythonModel: pass", "TritonPythonModel, is not run"),
         ("code/train.py", "def main(): pass\nif __name__ == '__main__': main()", ""),
         ("inference.py", "def demo(): pass", ""),
         ("serve.py", "def predict(): pass", ""),
+        ("scripts/eval.py", "def load_model(): pass", ""),
     ],
 )
 def test_a_file_of_handlers_that_is_not_run_is_refused(
     folders: tuple[Path, Path], tmp_path: Path, name: str, code: str, words: str
 ) -> None:
-    (tmp_path / name).write_text(code)
+    model = tmp_path / "model"
+    (model / name).parent.mkdir(parents=True)
+    (model / name).write_text(code)
     if not words:
-        assert is_images(resolve(folders[0], None, folders[1], tmp_path))
+        assert is_images(resolve(model / "code", None, folders[1], model))
         return
-    with pytest.raises(CodeError, match=f"{words}.*Name it .*/inference.py, set SAGEMAKER_PROGRAM"):
-        resolve(folders[0], None, folders[1], tmp_path)
+    # SAGEMAKER_PROGRAM names files of code/ only.
+    below = name.removeprefix("code/")
+    remedy = f"set SAGEMAKER_PROGRAM to '{below}', or remove" if below != name else "or remove"
+    with pytest.raises(CodeError, match=f"{words}.*Move it to .*/code/inference.py, {remedy}"):
+        resolve(model / "code", None, folders[1], model)
 
 
 def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
