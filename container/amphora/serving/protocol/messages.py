@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 _LENGTHS = struct.Struct("!IQ")
+# One for all messages, since its construction takes as long as a short message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
 CHUNKS_AHEAD = 64
 """Chunks of a stream that wait for a client that reads slower than its worker writes."""
 
@@ -150,7 +152,7 @@ _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 def pack(message: Message, body: bytes = b"") -> bytes:
     """Return a message and its body as a frame."""
     fields = {"message": type(message).__name__, **vars(message)}
-    text = json.dumps(fields, separators=(",", ":"), default=vars).encode()
+    text = _ENCODER.encode(fields).encode()
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
