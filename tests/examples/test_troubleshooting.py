@@ -13,7 +13,7 @@ from amphora.contract.job import Job, read_job
 from amphora.serving.worker import handlers
 from amphora.training.entry_point import locate
 from amphora.training.failure import Ended, diagnose
-from amphora.training.job_runner import Limits
+from amphora.training.job_runner import read_limits
 from tests.support.job_tree import Tree
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ SCRIPTS = {
 }  # fmt: skip
 """The last line of a script that ends so; the empty one was stopped."""
 JOBS: Mapping[str, Callable[[Tree], object]] = {
-    "AMPHORA_ ... is not a variable of this image.": lambda _: Limits.from_environment({"AMPHORA_QUEUE_LIMITS": "8"}),
+    "AMPHORA_ ... is not a variable of this image.": lambda _: read_limits({"AMPHORA_QUEUE_LIMITS": "8"}),
     "is not valid JSON: ... Write one JSON object.": lambda tree: read(tree.configure("{")),
     "sagemaker_submit_directory is ... which does not exist.": lambda tree: locate(read(tree.configure(
         {"sagemaker_program": "train.py", "sagemaker_submit_directory": "/nowhere/code"})), {}, tree.base),

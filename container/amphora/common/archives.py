@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,14 +104,7 @@ def _is_link(folder: Path, name: str) -> bool:
 
 def leaves(path: Path) -> bool:
     """Return whether a path leaves the folder it starts in, at any step."""
-    if path.is_absolute():
-        return True
-    depth = 0
-    for part in path.parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0:
-            return True
-    return False
+    return path.is_absolute() or Path(os.path.normpath(path)).parts[:1] == ("..",)
 
 
 def download(url: str, target: Path, environ: Mapping[str, str]) -> None:

@@ -1,16 +1,15 @@
 """Installs what the user's code requires: from AWS CodeArtifact, a private index, or wheels.
 
 `CA_REPOSITORY_ARN` works as in sagemaker-training and sagemaker-inference: that repository is the
-index, whatever PIP_INDEX_URL says. The token is in a netrc file for one run of pip, and not in the
-index's URL, which pip repeats in the argv of the processes that build packages. pip reads its own
-variables and files as usual.
+index, whatever PIP_INDEX_URL says. The token is in a netrc file for one run of pip, in place of the
+user's, and not in the index's URL, which pip repeats in the argv of the processes that build
+packages. pip reads its own variables and files as usual.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import netrc
 import re
 import sys
 import tempfile
@@ -24,8 +23,7 @@ from amphora.common import logs
 from amphora.common.errors import CodeError, ConfigError
 
 ARN = "CA_REPOSITORY_ARN"
-NO_INDEX = "no index"
-"""The description of the sources if pip uses no index."""
+_NO_INDEX = "no index"
 _ARN_PARTS = re.compile(
     r"arn:aws[a-z-]*:codeartifact:(?P<region>[a-z0-9-]+):(?P<account>\d{12})"
     r":repository/(?P<domain>[a-z0-9-]+)/(?P<name>[A-Za-z0-9][\w.-]*)"
@@ -129,22 +127,12 @@ def index(environ: Mapping[str, str], folder: Path, install: str) -> Iterator[In
         # pip skips an index that refuses it, and says so in its log only.
         log = Path(environ.get("PIP_LOG") or f"{scratch}/pip.log")
         variables = {**environ, "PIP_LOG": str(log)}
-        if source and shown != NO_INDEX:
+        if source and shown != _NO_INDEX:
             address, token = _authorized(source)
             logs.remember([token])
-            of_user = Path(
-                environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc"
-            )
-            # The file replaces the user's, so it repeats it; pip ignores one that is not readable.
-            others = ""
-            with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
-                netrc.netrc(str(of_user))
-                others = of_user.read_text(encoding="utf-8")
             private = Path(scratch) / "netrc"
             private.touch(mode=0o600)
-            login = f"machine {urlsplit(address).hostname} login aws password {token}\n"
-            # The last entry for a host counts.
-            private.write_text(f"{others}\n\n{login}", encoding="utf-8")
+            private.write_text(f"machine {urlsplit(address).hostname} login aws password {token}\n")
             variables |= {"PIP_INDEX_URL": address, "NETRC": str(private)}
         # Not PIP_CONSTRAINT, which would also apply to the tools that build a package.
         kept = Path(scratch) / "image.txt"
@@ -163,7 +151,7 @@ def described(environ: Mapping[str, str]) -> str:
     A requirements file or pip's configuration files may select another one; pip logs it.
     """
     if environ.get("PIP_NO_INDEX", "").strip().lower() in _TRUE:
-        return NO_INDEX
+        return _NO_INDEX
     source, url = repository(environ), environ.get("PIP_INDEX_URL", "")
     if source:
         return _REPOSITORY.format_map(source) + (", in place of PIP_INDEX_URL" if url else "")
@@ -219,7 +207,7 @@ def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
     # Importing boto3 takes a quarter of a second.
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError
 
     retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
     config = Config(connect_timeout=5, read_timeout=15, retries=retries)
@@ -229,19 +217,15 @@ def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
         token = client.get_authorization_token(**owner)["authorizationToken"]
         address = client.get_repository_endpoint(**owner, repository=source["name"], format="pypi")
     except (BotoCoreError, ClientError) as error:
-        if isinstance(error, NoCredentialsError):
-            remedy = "Give the job or endpoint a role; on a laptop set AWS_ACCESS_KEY_ID and so on."
-        elif not isinstance(error, ClientError):
+        remedy = (
+            "Check the account, the domain and the repository in it. The role must be allowed"
+            " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository, and"
+            " sts:GetServiceBearerToken."
+        )
+        if not isinstance(error, ClientError):
             remedy = (
-                "Check the network: a VPC needs the endpoints codeartifact.api and"
+                "Check the role, and the network: a VPC needs the endpoints codeartifact.api and"
                 " codeartifact.repositories, and S3's gateway; HTTPS_PROXY and NO_PROXY count."
-            )
-        elif error.response["Error"]["Code"] == "ResourceNotFoundException":
-            remedy = "Check the account, the domain and the repository in it."
-        else:
-            remedy = (
-                "Allow the role codeartifact:GetAuthorizationToken and GetRepositoryEndpoint,"
-                " ReadFromRepository, and sts:GetServiceBearerToken."
             )
         shown = _REPOSITORY.format_map(source)
         raise CodeError(f"{ARN}: {shown} cannot be used: {error}.", remedy) from error

@@ -140,13 +140,13 @@ def check(path: Path, folder: Path) -> None:
         with suppress(SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             files[file] = ast.parse(file.read_bytes())
-        for name, _ in _imports(files[file]):
+        for name, _ in imports(files[file]):
             # A name may be a module, or be defined in one.
             for dotted in filter(None, (name.strip("."), name.strip(".").rpartition(".")[0])):
                 for root in (folder, file.parent):
                     location = root.joinpath(*dotted.split("."))
                     waiting += [location.with_name(f"{location.name}.py"), location / "__init__.py"]
-    imported = [name for tree in files.values() for name, _ in _imports(tree)]
+    imported = [name for tree in files.values() for name, _ in imports(tree)]
     if not any(name.startswith("transformers") for name in imported) or not installed():
         return
     defined = set()  # The names of functions, parameters and annotated fields.
@@ -161,7 +161,7 @@ def check(path: Path, folder: Path) -> None:
     for file, tree in files.items():
         # The variables that hold a part of a library other than transformers.
         foreign = set()
-        for name, variable in _imports(tree):
+        for name, variable in imports(tree):
             package = name.partition(".")[0]
             paths = [
                 root / f"{package}{end}" for root in (folder, file.parent) for end in ("", ".py")
@@ -214,7 +214,7 @@ def remedy_of(error: BaseException) -> str:
     return advice
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the dotted name of each import, and the variable that it binds."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -20,9 +20,6 @@ UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_na
 """Keys of the platform without its prefix."""
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
 """The instance groups on which a distribution runs."""
-# What argv and variables cannot hold; U+DC80 to U+DCFF stand for bytes.
-_UNREPRESENTABLE = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
-_CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Paths:
@@ -76,8 +73,6 @@ class Job:
     submit_directory: str
     """The source of the user's code: s3://, a tarball or a folder."""
     log_level: int = 20
-    notes: tuple[str, ...] = ()
-    """Assumptions, for the log."""
 
     @property
     def channels(self) -> dict[str, Path]:
@@ -117,24 +112,15 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "Run the image as a SageMaker training job, or mount a folder with input/config/"
             "hyperparameters.json at /opt/ml (SAGEMAKER_BASE_DIR names another place).",
         )
-    given = paths.config / "hyperparameters.json"
-    # A local run has neither of the next two files.
+    # A local run may have none of these files.
     channels = _read_object(paths.config / "inputdataconfig.json", _channels_found(paths.data))
     one_host = {"current_host": "algo-1", "hosts": ["algo-1"]}
     resources = _read_object(paths.config / "resourceconfig.json", one_host)
     platform: dict[str, Any] = {}
     hyperparameters: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
-    for key, text in _read_object(given, {}).items():
+    for key, text in _read_object(paths.config / "hyperparameters.json", {}).items():
         value = decode(text)
-        if _UNREPRESENTABLE.search(key + to_argument(value)):
-            raise ConfigError(
-                f"The hyperparameter {key!r} contains a NUL or half of a surrogate pair.",
-                "Neither can be passed to a program: remove it, or write it as an escape.",
-            )
-        if "=" in key or not key:
-            remedy = "Give it one without '='."
-            raise ConfigError(f"The hyperparameter {key!r} has no usable name.", remedy)
         if key.startswith("sagemaker_") or key in UNPREFIXED_KEYS:
             platform[key] = value
         else:
@@ -144,12 +130,18 @@ def read_job(environ: Mapping[str, str]) -> Job:
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
     _check_channels(channels, paths)
-    if "config" in channels and not program:
+    hosts, current = resources.get("hosts"), resources.get("current_host")
+    if not isinstance(hosts, list) or current not in hosts:
         raise ConfigError(
-            "The recipe does not read a channel 'config'.",
-            "Set the hyperparameters on the job, and remove the channel.",
+            f"resourceconfig.json: 'current_host' is {current!r}, which is not among 'hosts'"
+            f" {hosts!r}.",
+            'Write for example {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}.',
         )
-    hosts = _hosts(resources, platform, paths.config / "resourceconfig.json")
+    known = [group["instance_group_name"] for group in resources.get("instance_groups") or []]
+    chosen = platform.get(GROUPS_KEY)
+    is_known = isinstance(chosen, list) and all(name in known for name in chosen)
+    if known and chosen is not None and not is_known:
+        raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
     if not re.fullmatch(r"\d{1,9}", str(log_level)):
@@ -164,12 +156,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
         sagemaker=platform,
         input_data_config=channels,
         resource_config=resources,
-        hosts=hosts,
-        current_host=resources["current_host"],
+        hosts=tuple(sorted(set(hosts))),
+        current_host=current,
         entry_point=str(program) if program else None,
         submit_directory=str(submit or paths.code),
         log_level=int(log_level),
-        notes=() if given.exists() else (f"{given} does not exist; using {{}}",),
     )
 
 
@@ -200,12 +191,9 @@ def _read_object(path: Path, default: dict[str, Any]) -> dict[str, Any]:
     """Read the JSON object in `path`, or return the default if it is missing."""
     try:
         text = path.read_text(encoding="utf-8-sig")
+        value = json.loads(text)
     except FileNotFoundError:
         return default
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 JSON.") from error
-    try:
-        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not valid JSON: {error}.", "Write one JSON object."
@@ -228,11 +216,6 @@ def _channels_found(data: Path) -> dict[str, Any]:
 
 def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
     for name, settings in config.items():
-        if not _CHANNEL_NAME.fullmatch(name) or name in (".", ".."):
-            raise ConfigError(
-                f"inputdataconfig.json names a channel {name!r}.",
-                "A channel's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -",
-            )
         mode = settings.get("TrainingInputMode") if isinstance(settings, dict) else None
         # Pipe mode has one FIFO for each epoch instead of a folder: <channel>_0, <channel>_1 ...
         if mode != "Pipe" and not (paths.data / name).exists():
@@ -242,37 +225,3 @@ def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
                 f" exist (existing channels: {present}).",
                 "Mount the channel's data there, or remove the channel from inputdataconfig.json.",
             )
-
-
-def _hosts(
-    resources: Mapping[str, Any], platform: Mapping[str, Any], path: Path
-) -> tuple[str, ...]:
-    """Return the hosts, sorted. Check the instance groups, and those of a distribution."""
-    hosts, current = resources.get("hosts"), resources.get("current_host")
-    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
-        raise ConfigError(f"{path}: 'hosts' is {hosts!r}.", 'Give a list of names: ["algo-1"].')
-    if current not in hosts:
-        raise ConfigError(
-            f"{path}: 'current_host' is {current!r}, which is not among 'hosts' {hosts}.",
-            "Name one of them.",
-        )
-    hosts = sorted(set(hosts))
-    groups = resources.get("instance_groups") or []
-    for group in groups:
-        if (
-            not isinstance(group, dict)
-            or not isinstance(group.get("instance_group_name"), str)
-            or not isinstance(group.get("hosts"), list)
-            or not all(host in hosts for host in group["hosts"])
-        ):
-            raise ConfigError(
-                f"{path}: 'instance_groups' holds {group!r}.",
-                "Each group is an object with instance_group_name, instance_type and hosts, which"
-                f" are among 'hosts' {hosts}.",
-            )
-    known = [group["instance_group_name"] for group in groups]
-    chosen = platform.get(GROUPS_KEY)
-    is_known = isinstance(chosen, list) and all(name in known for name in chosen)
-    if known and chosen is not None and not is_known:
-        raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
-    return tuple(hosts)

@@ -17,9 +17,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from amphora.common.errors import CodeError, ConfigError
+
+T = TypeVar("T")
 
 log = logging.getLogger("amphora")
 
@@ -99,7 +103,6 @@ class _Peer:
         self.report: Report | None = None
         """The latest report."""
         self.ended = False
-        self._stopped_at = 0.0
         threading.Thread(target=self._read, name="peer", daemon=True).start()
 
     def _read(self) -> None:
@@ -109,20 +112,17 @@ class _Peer:
                 report = Report.from_line(line)
                 if not self._talk.take(self, report):
                     break
-                self.heard = time.monotonic()
-                if report.state == "stopped":
-                    self._stopped_at = self._stopped_at or self.heard
-                self.report = report
+                self.heard, self.report = time.monotonic(), report
         self.ended = True
 
     def lost(self, now: float) -> str:
         """Return why this host counts as lost, or ''."""
+        silence = now - self.heard
         if self.report is not None and self.report.state == "stopped":
-            was_stopped = now - self._stopped_at > _STOPPED_SECONDS
-            return "it was stopped, and this host was not" if was_stopped else ""
+            return "it was stopped, and this host was not" if silence > _STOPPED_SECONDS else ""
         if self.ended:
             return "its container ended without a report (killed, or the instance was lost)"
-        if now - self.heard > LOST_SECONDS:
+        if silence > LOST_SECONDS:
             return f"no message from it for {LOST_SECONDS:.0f} s (stopped, or the network is down)"
         return ""
 
@@ -214,26 +214,7 @@ def linked(
         if len(hosts) == 1:
             yield link
             return
-        deadline = time.monotonic() + wait
-        addresses: dict[str, set[str]] = {}
-        missing = list(hosts)
-        while True:  # Names appear late in a cluster that starts.
-            for name in missing:
-                with suppress(OSError):
-                    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                    addresses[name] = {str(entry[4][0]) for entry in entries}
-            missing = [name for name in missing if name not in addresses]
-            if not missing:
-                break
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    f"No address for {', '.join(missing)} within {wait:.0f} s.",
-                    "Check that every host of resourceconfig.json has started and that they share"
-                    " a network, or raise AMPHORA_HOST_WAIT_SECONDS.",
-                )
-            time.sleep(_TICK_SECONDS)
-        is_first = host == hosts[0]
-        talk = _Listener(link, addresses, deadline) if is_first else _Caller(link, deadline, wait)
+        talk = (_Listener if host == hosts[0] else _Caller)(link, wait)
         thread = threading.Thread(target=talk.run, name="peers", daemon=True)
         thread.start()
         try:
@@ -242,6 +223,25 @@ def linked(
             talk.stop.set()
             thread.join(2 * BEAT_SECONDS)
             talk.close()
+
+
+def _retried(action: Callable[[], T], wait: float, problem: str) -> T:
+    """Repeat an action on the network until it succeeds; hosts of a cluster appear late.
+
+    Raises ConfigError after `wait` seconds.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{problem} within {wait:.0f} s ({error}).",
+                    "Check that every host of resourceconfig.json has started and that the security"
+                    " group lets them connect to each other, or raise AMPHORA_HOST_WAIT_SECONDS.",
+                ) from error
+            time.sleep(_TICK_SECONDS)
 
 
 class _Talk(ABC):
@@ -292,9 +292,14 @@ class _Talk(ABC):
 class _Listener(_Talk):
     """Receives the reports of all other hosts on the first one, and decides for all."""
 
-    def __init__(self, link: Link, addresses: Mapping[str, set[str]], deadline: float) -> None:
+    def __init__(self, link: Link, wait: float) -> None:
         super().__init__(link)
-        self._addresses, self._deadline = addresses, deadline
+        self._deadline = time.monotonic() + wait
+        self._addresses: dict[str, set[str]] = {}
+        for name in link.hosts[1:]:
+            find = partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+            entries = _retried(find, wait, f"No address for {name}")
+            self._addresses[name] = {str(entry[4][0]) for entry in entries}
         try:
             self._server = socket.create_server(("", PORT), backlog=64)
         except OSError as error:
@@ -372,22 +377,11 @@ class _Listener(_Talk):
 class _Caller(_Talk):
     """Reports to the first host from any other one, and receives its decisions."""
 
-    def __init__(self, link: Link, deadline: float, wait: float) -> None:
+    def __init__(self, link: Link, wait: float) -> None:
         super().__init__(link)
         first = link.hosts[0]
-        while True:
-            try:
-                connection = socket.create_connection((first, PORT), timeout=BEAT_SECONDS)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"The host {first} does not answer on port {PORT} within {wait:.0f} s"
-                        f" ({error}).",
-                        "Check that it has started and that the security group lets the hosts"
-                        " connect to each other, or raise AMPHORA_HOST_WAIT_SECONDS.",
-                    ) from error
-                time.sleep(_TICK_SECONDS)
+        call = partial(socket.create_connection, (first, PORT), timeout=BEAT_SECONDS)
+        connection = _retried(call, wait, f"The host {first} does not answer on port {PORT}")
         connection.settimeout(None)
         self.connected = [_Peer(self, connection)]
         self.peers = {first: self.connected[0]}

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +22,7 @@ from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.contract.job import Job, read_job
 from amphora.training import entry_point, launch
-from amphora.training.job_runner import Limits
+from amphora.training.job_runner import read_limits
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
@@ -77,8 +77,6 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
     logs.remember(logs.secret_values(job.hyperparameters))
     names = ", ".join(sorted(job.hyperparameters)) or "none"
     yield Finding(OK, "configuration", f"hyperparameters: {names}")
-    for note in job.notes:
-        yield Finding(WARNING, "configuration", note)
     if not job.channels:
         yield Finding(WARNING, "channels", "there are no channels")
     for name, path in job.channels.items():
@@ -111,26 +109,17 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
         yield Finding(OK, "device", f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)
-        Limits.from_environment(environ)
+        read_limits(environ)
     except AmphoraError as error:
         yield Finding(ERROR, "start", str(error))
         return
     for note in plan.notes:
         yield Finding(OK, "start", note)
-    needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
     for install in plan.installs:
         try:
-            shown = packages.described(environ)
+            yield Finding(OK, "packages", f"{install} from {packages.described(environ)}")
         except AmphoraError as error:
             yield Finding(ERROR, "packages", str(error))
-            continue
-        yield Finding(OK, "packages", f"{install} from {shown}")
-        if not shown.startswith(packages.NO_INDEX):
-            needs.append(f"a package index for {install}")
-    if len(job.hosts) > 1:
-        needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
-    detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
-    yield Finding(OK, "network", detail)
     if job.entry_point is not None:
         if steps:
             yield Finding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
@@ -168,25 +157,20 @@ def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
     except SyntaxError as error:
         yield Finding(ERROR, "code", f"{file}:{error.lineno} cannot be compiled: {error.msg}")
         return
-    missing = set()
-    for node in tree.body:
-        names: Iterable[str] = ()
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in {name.split(".")[0] for name in names} - {*sys.builtin_module_names}:
-            is_local = any(
-                (root / name).is_dir() or (root / f"{name}.py").is_file()
-                for root in (file.parent, code.root)
-            )
-            if not is_local and PathFinder.find_spec(name) is None:
-                missing.add(name)
+    # Others, below an `if` or `try`, may be optional.
+    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {name.partition(".")[0] for name, _ in transformers4.imports(tree)}
+    path = [str(file.parent), str(code.root), *sys.path]
+    missing = [
+        name
+        for name in sorted(names - {"", *sys.builtin_module_names})
+        if PathFinder.find_spec(name, path) is None
+    ]
     level, remedy = ERROR, "list them in requirements.txt"
     if plan.installs:
         level, remedy = WARNING, "requirements.txt may install them"
     if missing:
-        detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
+        detail = f"imports that are not installed: {', '.join(missing)}; {remedy}"
         yield Finding(level, "code", detail)
     else:
         yield Finding(OK, "code", f"{code.name} compiles, and its imports are installed")

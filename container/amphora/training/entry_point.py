@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -109,17 +108,8 @@ def locate(
         if root.exists() and any(root.iterdir()):
             log.info("%s is not empty: the job's code is unpacked into another folder", root)
             root = scratch / "code"
-        root.parent.mkdir(parents=True, exist_ok=True)
-        # Unpacked elsewhere, so that a refused archive leaves nothing.
-        part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root.parent))
-        try:
-            archives.unpack(path, part, location)
-            part.chmod(0o755)
-            if root.exists():
-                root.rmdir()
-            part.replace(root)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
+        archives.unpack(path, root, location)
     else:
         raise CodeError(
             f"sagemaker_submit_directory is {location!r}, which does not exist.",

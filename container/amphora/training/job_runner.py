@@ -9,7 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from amphora import __version__
@@ -25,27 +25,18 @@ CONFIG_EXIT_CODE = 2
 PEER_EXIT_CODE = 1
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Holds the limits of a training, in seconds."""
+def read_limits(environ: Mapping[str, str]) -> tuple[float, float]:
+    """Read how many seconds a stopped script may take to end, and another host to appear.
 
-    stop: float
-    """How long a stopped script may take to end."""
-    host_wait: float
-    """How long another host may take to appear."""
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Limits:
-        """Read the variables. Raises ConfigError that names each wrong one."""
-        variables = Variables(environ)
-        limits = cls(
-            # SageMaker sends SIGKILL 120 s after SIGTERM; some are left for what follows.
-            stop=variables.number("AMPHORA_STOP_SECONDS", 100.0, least=0.001),
-            # Instances of one job start at different times.
-            host_wait=variables.number("AMPHORA_HOST_WAIT_SECONDS", 300.0, least=0.001),
-        )
-        variables.check()
-        return limits
+    Raises ConfigError that names each wrong variable.
+    """
+    variables = Variables(environ)
+    # SageMaker sends SIGKILL 120 s after SIGTERM; some are left for what follows.
+    stop = variables.number("AMPHORA_STOP_SECONDS", 100.0, least=0.001)
+    # Instances of one job start at different times.
+    host_wait = variables.number("AMPHORA_HOST_WAIT_SECONDS", 300.0, least=0.001)
+    variables.check()
+    return stop, host_wait
 
 
 def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
@@ -71,11 +62,11 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            limits = Limits.from_environment(environ)
+            signals.budget, host_wait = read_limits(environ)
             with cluster.linked(
-                job.hosts, job.current_host, lambda: signals.stop is not None, limits.host_wait
+                job.hosts, job.current_host, lambda: signals.stop is not None, host_wait
             ) as link:
-                return _run(job, environ, limits, scratch, signals, link, sdk_command)
+                return _run(job, environ, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
             number = signals.stop or signal.SIGTERM
             text = f"Stopped by {signal.Signals(number).name} before the script had started."
@@ -94,7 +85,6 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
 def _run(
     job: Job,
     environ: Mapping[str, str],
-    limits: Limits,
     scratch: Path,
     signals: process_tree.Signals,
     link: cluster.Link,
@@ -103,16 +93,15 @@ def _run(
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        plan, conflicts = _prepared(job, environ, limits, scratch, signals, sdk_command)
+        plan, conflicts = _prepared(job, environ, scratch, signals, sdk_command)
         if plan.agent_dir is not None:
             mpi.create_agent(plan.agent_dir)
             link.outbox = plan.agent_dir / mpi.COMMANDS
         argv = ("/bin/sh", "-c", link.await_command()) if plan.lends else plan.argv
         signals.interrupts = False
         ended = process_tree.run(
-            argv, plan.environ, plan.cwd, signals, is_launcher=plan.is_launcher,
-            budget=limits.stop, link=link,
-        )  # fmt: skip
+            argv, plan.environ, plan.cwd, signals, is_launcher=plan.is_launcher, link=link
+        )
         # A model that was killed half written would be uploaded (recipe.storage.atomic).
         for unfinished in job.paths.model.glob(".arriving-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -143,7 +132,6 @@ def _run(
 def _prepared(
     job: Job,
     environ: Mapping[str, str],
-    limits: Limits,
     scratch: Path,
     signals: process_tree.Signals,
     sdk_command: str | None,
@@ -156,7 +144,7 @@ def _prepared(
     else:
         plan = sdk_v3.start(job, host, error_dir, environ, sdk_command)
     detected = f"amphora {__version__} on {host.kind}: {host.reason}"
-    for note in (*job.notes, detected, *plan.notes):
+    for note in (detected, *plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")
@@ -185,9 +173,7 @@ def _prepared(
     for install in plan.installs:
         with packages.index(environ, plan.cwd, install) as index:
             log.info("installing %s from %s", install, index.shown)
-            ended = process_tree.run(
-                index.argv, index.environ, plan.cwd, signals, budget=limits.stop
-            )
+            ended = process_tree.run(index.argv, index.environ, plan.cwd, signals)
             if ended.stop_signal is not None:
                 raise process_tree.Interrupted
             if ended.exit_code != 0:

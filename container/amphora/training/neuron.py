@@ -19,7 +19,6 @@ from amphora.contract.job import Job
 
 XLA, NATIVE = "xla", "native"
 STACK_VARIABLE = "AMPHORA_NEURON_STACK"
-PARALLEL_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
 CACHE_FOLDER = "neuron-compile-cache"
 _CACHE_VARIABLES = {XLA: "NEURON_COMPILE_CACHE_URL", NATIVE: "TORCH_NEURONX_NEFF_CACHE_DIR"}
 _FLAGS = "NEURON_CC_FLAGS"
@@ -42,12 +41,6 @@ def setup(
     or extended; the folder of compiled programs, if it is on this host; and notes for the log.
     Raises ConfigError if the recipe's image declares none, or a variable does not fit the stack.
     """
-    if environ.get(PARALLEL_COMPILE) == "1":
-        raise ConfigError(
-            f"{PARALLEL_COMPILE} is 1, but this image compiles no graphs ahead of a training.",
-            "Leave it out: training compiles what it needs, and a later job with the same"
-            " checkpoint_s3_uri finds it.",
-        )
     stack = environ.get(STACK_VARIABLE, "")
     if not stack and job.entry_point is not None:
         note = f"Neuron stack: {STACK_VARIABLE} is not set, so the script sets up Neuron itself"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import re
 import selectors
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -38,7 +37,10 @@ _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
-_LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b")
+_LAUNCHER = re.compile(
+    r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b"
+    r"|\baccelerate(?: |\.commands\.)launch\b|\bdeepspeed(?: |\.launcher\b)"
+)
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -55,6 +57,8 @@ class Signals:
         self._writer.setblocking(False)
         self.stop: int | None = None
         """The first signal that asked to stop."""
+        self.budget = 100.0
+        """Seconds that a process tree may take to end after a stop."""
         self.interrupts = False
         """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
 
@@ -143,7 +147,6 @@ def run(
     signals: Signals,
     *,
     is_launcher: bool = False,
-    budget: float,
     link: Link | None = None,
 ) -> Ended:
     """Run a program with its process tree until all of it has ended.
@@ -151,7 +154,6 @@ def run(
     Args:
         is_launcher: Whether the program (torchrun) only starts the script's processes, which then
             get the signals, and whose exceptions count.
-        budget: Seconds that the tree may take to end after a stop.
         link: Readable once the job ends on all hosts; then the tree has 10 s.
 
     Raises CodeError if the program cannot be started.
@@ -160,9 +162,7 @@ def run(
     if signals.stop is not None:
         raise Interrupted
     # Orphans of the script become children of this process, as of PID 1.
-    prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
-    if os.getpid() != 1 and prctl is not None:
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     oom_before = _oom_kills()
     try:
         child = subprocess.Popen(
@@ -170,17 +170,16 @@ def run(
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        remedy = "Check the script's first line (#!) and that the program is in this image."
-        if error.errno == errno.E2BIG:
-            largest = max(range(1, len(argv)), key=lambda index: len(argv[index]))
-            size = f"the largest, {len(argv[largest]):,} characters, is that of {argv[largest - 1]}"
-            remedy = f"Put large values into a file of a channel: {size}."
-        raise CodeError(f"{argv[0]} cannot be started: {error}.", remedy) from error
+        raise CodeError(
+            f"{argv[0]} cannot be started: {error}.",
+            "Check the script's first line (#!) and that the program is in this image. Put large"
+            " hyperparameters into a file of a channel.",
+        ) from error
     assert child.stdout is not None and child.stderr is not None
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
     tree = _Tree(child.pid, is_launcher)
     try:
-        out_of_budget = _watch(tree, relays, signals, budget, link)
+        out_of_budget = _watch(tree, relays, signals, link)
     finally:
         tree.kill()
         tree.reap()
@@ -200,9 +199,7 @@ def run(
     )
 
 
-def _watch(
-    tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Link | None
-) -> bool:
+def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, link: Link | None) -> bool:
     """Wait for the end of the tree and its output. Return whether the budget ran out."""
     deadline = ended_at = stopping = None
     with selectors.DefaultSelector() as selector:
@@ -228,7 +225,7 @@ def _watch(
             tree.reap()
             now = time.monotonic()
             if signals.stop is not None and stopping is None:
-                stopping, deadline = signals.stop, now + budget
+                stopping, deadline = signals.stop, now + signals.budget
                 tree.send(stopping)
             if deadline is not None and now > deadline:
                 return True

@@ -54,11 +54,6 @@ _KEYS: Mapping[str, frozenset[str]] = {
     _TORCHRUN: frozenset({"process_count_per_node", "smp"}),
     _MPI: frozenset({"process_count_per_node", "mpi_additional_options"}),
 }
-# Programs that only start the script's processes, which then get the signals.
-_LAUNCHER = re.compile(
-    r"(?:^|[;&|])\s*(?:\S*/)?(?:(?:torchrun|accelerate|deepspeed|mpirun)\s"
-    r"|python[\d.]*\s+-m\s+(?:torch\.distributed\.|accelerate\.|deepspeed\.))"
-)
 # The driver's failure file, which never names a reason.
 _GENERIC_FAILURE = re.compile(
     r"\s*Training Execution failed\b|Traceback .*/sm_drivers/.*\bCalledProcessError: ", re.DOTALL
@@ -132,9 +127,7 @@ def start(
         driver = job.paths.data / "sm_drivers" / "distributed_drivers" / request.driver
         argv, is_launcher = (sys.executable, str(driver)), True
     else:
-        command = request.steps["command"]
-        argv = ("/bin/bash", "-e", "-c", command)
-        is_launcher = _LAUNCHER.search(command) is not None
+        argv = ("/bin/bash", "-e", "-c", request.steps["command"])
     notes = plan.notes
     if request.unknown:
         notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
@@ -143,10 +136,9 @@ def start(
     # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
     # installer writes CodeArtifact's token into argv and into pip's file.
     installs = (named,) if named and not is_missing else ()
-    environ = {**plan.environ, **variables}
     return replace(
-        plan, what=what, installs=installs, argv=argv, environ=environ, is_launcher=is_launcher,
-        notes=notes,
+        plan, what=what, installs=installs, argv=argv, environ={**plan.environ, **variables},
+        is_launcher=is_launcher, notes=notes,
     )  # fmt: skip
 
 

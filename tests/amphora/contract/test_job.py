@@ -17,10 +17,9 @@ def test_the_environment_names_the_program_first(tree: Tree) -> None:
     assert read(tree, SAGEMAKER_PROGRAM="b.py").entry_point == "b.py"
 
 
-def test_files_that_no_local_run_has_are_assumed_without_a_note(tree: Tree) -> None:
+def test_files_that_no_local_run_has_are_assumed(tree: Tree) -> None:
     job = read(tree.configure().channel("train", **{"a.csv": "text,label\n"}))
     assert list(job.channels) == ["train"] and job.hosts == ("algo-1",)
-    assert job.notes == ()
 
 
 def test_a_byte_order_mark_is_no_error(tree: Tree) -> None:

@@ -128,7 +128,7 @@ def test_a_users_script(tree: Tree) -> None:
     tree.script("some-package\n", "requirements.txt")
     code, findings = tree.doctor()
     assert code == 0 and findings["code"][0]["level"] == "warning"
-    assert "a package index for requirements.txt" in findings["network"][0]["detail"]
+    assert "requirements.txt from " in findings["packages"][0]["detail"]
     tree.script("import transformers\ndef f(t): return t('a', pad_to_max_length=True)")
     code, findings = tree.doctor()
     assert code == 0 and findings["code"][1]["level"] == "warning"
