@@ -157,7 +157,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         input_data_config=channels,
         resource_config=resources,
         hosts=tuple(sorted(set(hosts))),
-        current_host=current,
+        current_host=str(current),
         entry_point=str(program) if program else None,
         submit_directory=str(submit or paths.code),
         log_level=int(log_level),

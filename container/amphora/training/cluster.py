@@ -133,11 +133,10 @@ class _Peer:
 
 
 class Link:
-    """Represents this host in the job. `fileno` becomes readable with a decision for all hosts."""
+    """Represents this host in the job, and receives the decision for all hosts."""
 
     def __init__(self, host: str, hosts: Sequence[str], stopped: Callable[[], bool]) -> None:
         self._stopped = stopped
-        self._reader, self._writer = socket.socketpair()
         self._decided = threading.Event()
         self.host, self.hosts = host, tuple(hosts)
         self.outbox: Path | None = None
@@ -150,9 +149,6 @@ class Link:
         """The report of this host."""
         self.decision: Report | None = None
         """The decision for all hosts, 'abort' or 'all done'; None while there is none."""
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
 
     @property
     def abort(self) -> Report | None:
@@ -196,7 +192,6 @@ class Link:
         if self.decision is None:
             self.decision = decision
             self._decided.set()
-            self._writer.send(b"!")
 
 
 @contextmanager
@@ -210,19 +205,18 @@ def linked(
         wait: Seconds that a host may take to appear, else ConfigError is raised.
     """
     link = Link(host, hosts, stopped)
-    with link._reader, link._writer:
-        if len(hosts) == 1:
-            yield link
-            return
-        talk = (_Listener if host == hosts[0] else _Caller)(link, wait)
-        thread = threading.Thread(target=talk.run, name="peers", daemon=True)
-        thread.start()
-        try:
-            yield link
-        finally:
-            talk.stop.set()
-            thread.join(2 * BEAT_SECONDS)
-            talk.close()
+    if len(hosts) == 1:
+        yield link
+        return
+    talk = (_Listener if host == hosts[0] else _Caller)(link, wait)
+    thread = threading.Thread(target=talk.run, name="peers", daemon=True)
+    thread.start()
+    try:
+        yield link
+    finally:
+        talk.stop.set()
+        thread.join(2 * BEAT_SECONDS)
+        talk.close()
 
 
 def _retried(action: Callable[[], T], wait: float, problem: str) -> T:

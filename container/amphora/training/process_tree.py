@@ -12,7 +12,6 @@ import os
 import re
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,8 @@ ABORT_BUDGET_SECONDS = 10.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
+# How often to look for signals, ended processes and a decision of the job's hosts.
+_TICK_SECONDS = 0.1
 # A line without an end, such as a progress bar, is relayed after this time.
 _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
@@ -48,33 +49,21 @@ class Interrupted(BaseException):
     """Reports a stop while no process of the script runs."""
 
 
+@dataclass
 class Signals:
-    """Receives signals and wakes the selector it is registered with."""
+    """Holds whether a signal has asked the job to stop, and what follows then."""
 
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self.stop: int | None = None
-        """The first signal that asked to stop."""
-        self.budget = 100.0
-        """Seconds that a process tree may take to end after a stop."""
-        self.interrupts = False
-        """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def drain(self) -> None:
-        """Discard the wake-ups so far."""
-        with contextlib.suppress(BlockingIOError):
-            while self._reader.recv(4096):
-                pass
+    stop: int | None = None
+    """The first signal that asked to stop."""
+    budget: float = 100.0
+    """Seconds that a process tree may take to end after a stop."""
+    interrupts: bool = False
+    """Whether a stop raises Interrupted in the main thread: it does before the script runs."""
 
     @classmethod
     @contextlib.contextmanager
     def caught(cls) -> Iterator[Signals]:
-        """Catch the stop signals and SIGCHLD within the block. Main thread only."""
+        """Catch the stop signals within the block. Main thread only."""
         signals = cls()
 
         def on_stop(number: int, _frame: object) -> None:
@@ -83,16 +72,11 @@ class Signals:
                 raise Interrupted
 
         previous = {number: signal.signal(number, on_stop) for number in _STOP_SIGNALS}
-        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        wakeup = signal.set_wakeup_fd(signals._writer.fileno(), warn_on_full_buffer=False)
         try:
             yield signals
         finally:
-            signal.set_wakeup_fd(wakeup)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            signals._reader.close()
-            signals._writer.close()
 
 
 @dataclass
@@ -154,7 +138,7 @@ def run(
     Args:
         is_launcher: Whether the program (torchrun) only starts the script's processes, which then
             get the signals, and whose exceptions count.
-        link: Readable once the job ends on all hosts; then the tree has 10 s.
+        link: Has a decision once the job ends on all hosts; then the tree has 10 s.
 
     Raises CodeError if the program cannot be started.
     """
@@ -202,28 +186,21 @@ def run(
 def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, link: Link | None) -> bool:
     """Wait for the end of the tree and its output. Return whether the budget ran out."""
     deadline = ended_at = stopping = None
+    is_decided = False
     with selectors.DefaultSelector() as selector:
-        selector.register(signals, selectors.EVENT_READ)
-        if link is not None:
-            selector.register(link, selectors.EVENT_READ, link)
-        fixed = len(selector.get_map())
         for relay in relays:
             selector.register(relay.source, selectors.EVENT_READ, relay)
         while True:
-            for key, _ in selector.select(timeout=_IDLE_SECONDS / 2):
-                if key.data is None:
-                    signals.drain()
-                elif key.data is link:
-                    selector.unregister(link)
-                    fixed -= 1
-                    deadline = deadline or time.monotonic() + ABORT_BUDGET_SECONDS
-                    tree.send(signal.SIGTERM)
-                elif not key.data.feed():
+            for key, _ in selector.select(timeout=_TICK_SECONDS):
+                if not key.data.feed():
                     selector.unregister(key.fileobj)
             for relay in relays:
                 relay.flush_idle()
             tree.reap()
             now = time.monotonic()
+            if link is not None and link.decision is not None and not is_decided:
+                is_decided, deadline = True, deadline or now + ABORT_BUDGET_SECONDS
+                tree.send(signal.SIGTERM)
             if signals.stop is not None and stopping is None:
                 stopping, deadline = signals.stop, now + signals.budget
                 tree.send(stopping)
@@ -237,7 +214,7 @@ def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, link: Link | Non
                 tree.send(stopping or signal.SIGTERM)
                 continue
             ended_at = ended_at or now
-            if len(selector.get_map()) == fixed or now - ended_at > _DRAIN_SECONDS:
+            if not selector.get_map() or now - ended_at > _DRAIN_SECONDS:
                 return False
 
 
