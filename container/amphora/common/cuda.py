@@ -81,14 +81,13 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         described += f", with the compatibility libraries of {brought} in {COMPAT}"
     query = probe([sys.executable, "-c", _ASK], {**environ, **variables})
     lines = query.stderr.strip().splitlines()[-1:] if query else ["no answer in time"]
-    answer: dict[str, Any] = {"torch": "", "init": -1, "count": 0, "driver": 0}
-    answer["error"] = "".join(lines)
+    error = "".join(lines)
+    answer: dict[str, Any] = {"torch": "", "init": -1, "count": 0, "driver": 0, "error": error}
     with contextlib.suppress(ValueError):
         answer |= json.loads(query.stdout) if query else {}
     visible = environ.get(_VISIBLE)  # 100 is CUDA_ERROR_NO_DEVICE.
     if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == 100):
-        reason = f"{_VISIBLE}={visible} leaves none: {listed}"
-        return DetectedDevices(listed=len(versions), reason=reason)
+        return DetectedDevices(reason=f"{_VISIBLE}={visible} leaves none: {listed}")
     built, (major, minor) = answer["torch"], divmod(answer["driver"], 1000)
     why = ""
     if built == "None":
@@ -109,9 +108,7 @@ def count(environ: Mapping[str, str]) -> DetectedDevices:
         )
     usable = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
-    return DetectedDevices(
-        usable=usable, listed=len(versions), reason=f"{described}{left}", variables=variables
-    )
+    return DetectedDevices(usable=usable, reason=f"{described}{left}", variables=variables)
 
 
 def _numbers(version: str) -> list[int]:

@@ -57,7 +57,7 @@ def detect(environ: Mapping[str, str]) -> Devices:
     return Devices(
         kind=kind.name,
         accelerators=detected.usable,
-        neuron_cores=detected.listed if kind.name == NEURON else 0,
+        neuron_cores=detected.listed,
         cpus=usable_cpus(),
         variables=detected.variables,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),

@@ -14,7 +14,7 @@ class DetectedDevices:
     usable: int = 0
     """How many this job may use."""
     listed: int = 0
-    """How many the host has."""
+    """How many Neuron cores the host has."""
     reason: str = ""
     """Where these numbers come from, for the log."""
     variables: Mapping[str, str] = field(default_factory=dict)

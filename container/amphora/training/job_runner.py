@@ -199,20 +199,8 @@ def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:
             failed = replace(failed, head=cause, rest=rest)
     if code == 0:
         log.info("training ended with exit code 0")
-        if job.current_host == job.hosts[0]:
-            folder = job.paths.model
-            names = sorted(path.name for path in folder.iterdir())
-            weights = (".pt", ".pth", ".bin", ".safetensors")
-            if not names:
-                log.warning("the script has left nothing in %s: there is no model", folder)
-            elif all(Path(name).suffix in weights for name in names):
-                log.warning(
-                    "the script has left only %s in %s: if it is a state_dict, serving also needs "
-                    "what creates the model. Use save_pretrained for a model of transformers, "
-                    "torch.jit.save, or write code/inference.py with a model_fn",
-                    ", ".join(names),
-                    folder,
-                )
+        if job.current_host == job.hosts[0] and not any(job.paths.model.iterdir()):
+            log.warning("the script has left nothing in %s: there is no model", job.paths.model)
         _write(job.paths.success, "")
         return 0
     if failed.is_stopped:
