@@ -171,8 +171,8 @@ QUICK = {
         "script = Source(root=pathlib.Path('/code'), kind=ProgramKind.SCRIPT, name='own.py')\n"
         "planned = launch.plan(read_job(os.environ), devices.detect(os.environ), script,\n"
         "                      pathlib.Path('errors'), os.environ)\n"
-        "print(planned.is_launcher, *planned.argv[1:])",
-        "True -m accelerate.commands.launch --num_processes=2 --num_machines=2 --machine_rank=1 "
+        "print(*planned.argv[1:])",
+        "-m accelerate.commands.launch --num_processes=2 --num_machines=2 --machine_rank=1 "
         "--main_process_ip=algo-1 --main_process_port=7777 /code/own.py\n",
     ),
     "Add a section to a report": (

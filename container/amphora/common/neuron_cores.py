@@ -91,14 +91,9 @@ def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[int, str]:
             "Run it on this host to see, and check that the Neuron driver and tools fit, or set"
             " SM_NUM_NEURONS and remove neuron-ls from PATH.",
         ) from error
-    requested = environ.get("NEURON_LOGICAL_NC_CONFIG") or str(joined)
-    if requested not in (("1", "2") if joined else ("0", "1")):
-        raise ConfigError(
-            f"NEURON_LOGICAL_NC_CONFIG is {requested!r}.",
-            "Give the physical cores that make one logical core: 1 or 2 on trn2 and trn3. Leave it"
-            " out on other instance types.",
-        )
     if not joined:
         return total, f"neuron-ls lists {total} Neuron cores"
-    total = total * joined // int(requested)
+    # The runtime refuses other values.
+    requested = {"1": 1, "2": 2}.get(environ.get("NEURON_LOGICAL_NC_CONFIG", ""), joined)
+    total = total * joined // requested
     return total, f"neuron-ls lists {total} logical Neuron cores at LNC {requested}"

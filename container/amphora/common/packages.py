@@ -217,16 +217,11 @@ def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
         token = client.get_authorization_token(**owner)["authorizationToken"]
         address = client.get_repository_endpoint(**owner, repository=source["name"], format="pypi")
     except (BotoCoreError, ClientError) as error:
-        remedy = (
-            "Check the account, the domain and the repository in it. The role must be allowed"
-            " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository, and"
-            " sts:GetServiceBearerToken."
-        )
-        if not isinstance(error, ClientError):
-            remedy = (
-                "Check the role, and the network: a VPC needs the endpoints codeartifact.api and"
-                " codeartifact.repositories, and S3's gateway; HTTPS_PROXY and NO_PROXY count."
-            )
-        shown = _REPOSITORY.format_map(source)
-        raise CodeError(f"{ARN}: {shown} cannot be used: {error}.", remedy) from error
+        raise CodeError(
+            f"{ARN}: {_REPOSITORY.format_map(source)} cannot be used: {error}.",
+            "Check the account, the domain and the repository in it; the role, which needs"
+            " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository and"
+            " sts:GetServiceBearerToken; and the network: a VPC needs the endpoints codeartifact.api"
+            " and codeartifact.repositories, and S3's gateway; HTTPS_PROXY and NO_PROXY count.",
+        ) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token

@@ -99,9 +99,7 @@ def _run(
             link.outbox = plan.agent_dir / mpi.COMMANDS
         argv = ("/bin/sh", "-c", link.await_command()) if plan.lends else plan.argv
         signals.interrupts = False
-        ended = process_tree.run(
-            argv, plan.environ, plan.cwd, signals, is_launcher=plan.is_launcher, link=link
-        )
+        ended = process_tree.run(argv, plan.environ, plan.cwd, signals, link)
         # A model that was killed half written would be uploaded (recipe.storage.atomic).
         for unfinished in job.paths.model.glob(".arriving-*"):
             shutil.rmtree(unfinished, ignore_errors=True)

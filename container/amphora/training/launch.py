@@ -50,8 +50,6 @@ class Launch:
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     cwd: Path
-    is_launcher: bool
-    """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
     lends: bool = False
     """Whether mpirun of the first host sends the command for this host, in place of `argv`."""
     agent_dir: Path | None = None
@@ -118,7 +116,6 @@ def plan(
         argv=(*command, *arguments(job)),
         environ=complete,
         cwd=source.root,
-        is_launcher=bool(world.launcher),
         lends=lends,
         agent_dir=agent_dir if is_mpi and len(world.hosts) > 1 and not lends else None,
         cache=cache,

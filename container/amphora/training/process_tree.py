@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import selectors
@@ -38,9 +39,10 @@ _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
+# Command lines of programs that only start the script's processes; the last one is of SDK v3.
 _LAUNCHER = re.compile(
-    r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b"
-    r"|\baccelerate(?: |\.commands\.)launch\b|\bdeepspeed(?: |\.launcher\b)"
+    r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b(?!\.py)"
+    r"|\baccelerate(?: |\.commands\.)launch\b|\bdeepspeed(?: |\.launcher\b)|/sm_drivers/"
 )
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
@@ -129,15 +131,11 @@ def run(
     environ: Mapping[str, str],
     cwd: Path,
     signals: Signals,
-    *,
-    is_launcher: bool = False,
     link: Link | None = None,
 ) -> Ended:
     """Run a program with its process tree until all of it has ended.
 
     Args:
-        is_launcher: Whether the program (torchrun) only starts the script's processes, which then
-            get the signals, and whose exceptions count.
         link: Has a decision once the job ends on all hosts; then the tree has 10 s.
 
     Raises CodeError if the program cannot be started.
@@ -154,14 +152,15 @@ def run(
             stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise CodeError(
-            f"{argv[0]} cannot be started: {error}.",
-            "Check the script's first line (#!) and that the program is in this image. Put large"
-            " hyperparameters into a file of a channel.",
-        ) from error
+        remedy = "Check the script's first line (#!) and that the program is in this image."
+        if error.errno == errno.E2BIG:
+            largest = max(range(1, len(argv)), key=lambda index: len(argv[index]))
+            size = f"the largest, {len(argv[largest]):,} characters, is that of {argv[largest - 1]}"
+            remedy = f"Put large values into a file of a channel: {size}."
+        raise CodeError(f"{argv[0]} cannot be started: {error}.", remedy) from error
     assert child.stdout is not None and child.stderr is not None
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
-    tree = _Tree(child.pid, is_launcher)
+    tree = _Tree(child.pid)
     try:
         out_of_budget = _watch(tree, relays, signals, link)
     finally:
@@ -173,7 +172,7 @@ def run(
         signals.interrupts = interrupts
     return Ended(
         pid=child.pid,
-        is_script=argv[0] == sys.executable and not is_launcher,
+        is_script=argv[0] == sys.executable and not _LAUNCHER.search(" ".join(argv[:3])),
         exit_code=1 if tree.status is None else tree.status,
         stop_signal=signals.stop,
         out_of_budget=out_of_budget,
@@ -223,7 +222,6 @@ class _Tree:
     """Finds the processes that descend from the script in /proc."""
 
     root: int
-    is_launcher: bool
     status: int | None = None
     """The root's exit code, or the negative number of the signal that ended it."""
     signalled: set[int] = field(default_factory=set)
@@ -257,8 +255,7 @@ class _Tree:
         parents = {parent for parent, _ in processes.values()}
         for pid in self.members():
             program, *words = _command(pid) or [""]
-            names_launcher = _LAUNCHER.search(" ".join([program, *words[:3]])) is not None
-            is_launcher = names_launcher or (self.is_launcher and pid == self.root)
+            is_launcher = _LAUNCHER.search(" ".join([program, *words[:3]])) is not None
             has_workers = is_launcher and pid in parents
             # Python itself starts processes by fork or multiprocessing.
             is_helper = Path(program).name.startswith("python") and (

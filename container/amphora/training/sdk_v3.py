@@ -115,22 +115,20 @@ def start(
         what = script if request.unknown else request.steps.get("command") or request.driver
     plan = launch.plan(_adapted(job, request, root), devices, source, error_dir, environ)
     variables = fitting(job, variables_of(job, request, environ, plan.environ))
-    argv, is_launcher = plan.argv, plan.is_launcher
+    argv, notes = plan.argv, plan.notes
     if request.runs_entry_script:
         for name, text in arguments_of(job).items():
             # The hook replaces the placeholder of a secret.
             is_hidden = launch.is_secret(name, text)
             argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
     elif request.unknown:
-        argv, is_launcher = ("/bin/bash", "-c", sent), True
+        argv = ("/bin/bash", "-c", sent)
+        notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
     elif request.driver:
         driver = job.paths.data / "sm_drivers" / "distributed_drivers" / request.driver
-        argv, is_launcher = (sys.executable, str(driver)), True
+        argv = (sys.executable, str(driver))
     else:
         argv = ("/bin/bash", "-e", "-c", request.steps["command"])
-    notes = plan.notes
-    if request.unknown:
-        notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
     named = "" if request.unknown else request.steps.get("requirements", "")
     is_missing = "if_there" in request.steps and not (root / named).is_file()
     # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
@@ -138,7 +136,7 @@ def start(
     installs = (named,) if named and not is_missing else ()
     return replace(
         plan, what=what, installs=installs, argv=argv, environ={**plan.environ, **variables},
-        is_launcher=is_launcher, notes=notes,
+        notes=notes,
     )  # fmt: skip
 
 

@@ -88,6 +88,26 @@ def test_intermediate_output_is_uploaded_by_the_platform_or_refused(tree: Tree) 
     assert "[]" in tree.configure(job).train().stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "is_launcher"),
+    [
+        (f"{sys.executable} -m torch.distributed.run --standalone train.py", True),
+        ("python3 /usr/bin/torchrun train.py", True),
+        ("mpirun --host a:1,b:1 python3 train.py", True),
+        ("/bin/sh -c PATH=/opt/bin:$PATH orted -mca ess env", True),
+        ("/bin/bash -e -c true && accelerate launch train.py", True),
+        ("python3 -m accelerate.commands.launch train.py", True),
+        ("python3 /usr/bin/deepspeed train.py", True),
+        ("/bin/bash /opt/ml/input/data/sm_drivers/sm_train.sh", True),
+        ("python3 /opt/ml/code/train.py --lr 1", False),
+        ("python3 /opt/ml/code/run-torchrun.py --lr 1", False),
+        ("python3 accelerate_launch.py --plugin deepspeed", False),
+    ],
+)
+def test_launchers_are_known_by_their_command_lines(command: str, is_launcher: bool) -> None:
+    assert bool(process_tree._LAUNCHER.search(command)) == is_launcher
+
+
 # The stop arrives with the first instruction after its handler is there.
 STOPPED_AT_ONCE = """
 import contextlib, os, signal

@@ -37,7 +37,7 @@ def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:
 def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
     started = plan(tree.configure({"epochs": "2", "x": "true"}), devices())
     assert list(started.argv) == [sys.executable, str(SCRIPT), "--epochs", "2", "-x", "True"]
-    assert not started.is_launcher and started.environ["OMP_NUM_THREADS"] == "8"
+    assert started.environ["OMP_NUM_THREADS"] == "8"
 
 
 def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tree) -> None:
@@ -57,13 +57,14 @@ def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
             "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone",
             "--local_addr=127.0.0.1",
         )  # fmt: skip
-        assert started.is_launcher and started.environ["OMP_NUM_THREADS"] == "2"
+        assert started.environ["OMP_NUM_THREADS"] == "2"
 
 
 def test_the_process_count_can_be_set(tree: Tree) -> None:
     started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
     assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
-    assert not plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1").is_launcher
+    alone = plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1")
+    assert alone.argv == (sys.executable, str(SCRIPT))
     tree.configure({"sagemaker_torch_distributed_enabled": "true"})
     assert "--nproc_per_node=1" in plan(tree, devices()).argv
 
@@ -76,7 +77,8 @@ def test_the_recipe_trains_on_every_host(tree: Tree) -> None:
 
 
 def test_a_script_trains_alone_unless_asked(tree: Tree) -> None:
-    assert not plan(two_hosts(tree, "algo-1", sagemaker_program="s.py"), devices()).is_launcher
+    started = plan(two_hosts(tree, "algo-1", sagemaker_program="s.py"), devices())
+    assert started.argv == (sys.executable, str(SCRIPT))
 
 
 def test_what_the_user_sets_wins(tree: Tree) -> None:
@@ -146,7 +148,8 @@ def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:
         if group == "gpu":
             assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1"} <= set(started.argv)
         else:
-            assert not started.is_launcher and "in no instance group" in started.notes[0]
+            assert started.argv == (sys.executable, str(SCRIPT))
+            assert "in no instance group" in started.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,6 @@ class TestStart:
     ) -> None:
         started = self.plan(tmp_path, "")
         assert started.argv == (sys.executable, str(tmp_path / "input/data/code/script.py"))
-        assert not started.is_launcher
 
     def test_channel_without_drivers(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="sm_drivers cannot be read"):
