@@ -221,7 +221,8 @@ def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
             f"{ARN}: {_REPOSITORY.format_map(source)} cannot be used: {error}.",
             "Check the account, the domain and the repository in it; the role, which needs"
             " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository and"
-            " sts:GetServiceBearerToken; and the network: a VPC needs the endpoints codeartifact.api"
-            " and codeartifact.repositories, and S3's gateway; HTTPS_PROXY and NO_PROXY count.",
+            " sts:GetServiceBearerToken; and the network: a VPC needs the endpoints"
+            " codeartifact.api and codeartifact.repositories, and S3's gateway; HTTPS_PROXY and"
+            " NO_PROXY count.",
         ) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token
