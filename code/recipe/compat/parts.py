@@ -65,6 +65,12 @@ PARTS = (
         ("self", "metrics", "trial"),
     ),
     Seam(
+        TRAINER,
+        "_evaluate",
+        "the same, with schedules that follow evaluations",
+        ("self", "trial", "ignore_keys_for_eval"),
+    ),
+    Seam(
         TRAINER, "_nested_gather", "torch-xla: means of losses", ("self", "tensors", "name"), OLDER
     ),
     Seam(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy
 
 EXIT_CODE = 75
@@ -130,9 +131,10 @@ def evaluation_is_due(args: TrainingArguments, state: TrainerState) -> bool:
     """Return whether the state was saved before an evaluation that was due at its step."""
     if state.global_step == 0:
         return False
-    by_steps = args.eval_strategy == IntervalStrategy.STEPS and state.eval_steps > 0
-    due = evaluates_at_epoch_end(args, state) or (
-        by_steps and state.global_step % state.eval_steps == 0
-    )
+    flow, control = DefaultFlowCallback(), TrainerControl()
+    flow.on_step_end(args, state, control)
+    # The last step ends an epoch, too, which may be incomplete.
+    if control.should_training_stop or state.epoch == int(state.epoch or 0):
+        flow.on_epoch_end(args, state, control)
     evaluated = {entry["step"] for entry in state.log_history if "eval_loss" in entry}
-    return due and state.global_step not in evaluated
+    return control.should_evaluate and state.global_step not in evaluated

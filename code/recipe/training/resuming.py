@@ -112,6 +112,8 @@ class Resumable(Trainer):
                     "(full_determinism=True selects deterministic kernels)"
                 )
             self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
+            # Early stopping would count an evaluation before the first step once more.
+            self.args.eval_on_start &= self.before.global_step == 0
             if names := list(self.extra_files()):
                 is_first = self.is_world_process_zero()
                 kept_files = {
@@ -186,8 +188,10 @@ class Resumable(Trainer):
         if self._is_finished:
             # The Trainer forgets a path that this host lacks.
             self.state.best_model_checkpoint = self.before.best_model_checkpoint
-        if evaluation_is_due(self.args, self.state):
-            self._determine_best_metric(self.evaluate(), None)
+        # In the state of the checkpoint, whose number of steps a budget may have changed.
+        if evaluation_is_due(self.args, self.before):
+            # Schedules that follow the evaluations take their step in it.
+            self._determine_best_metric(self._evaluate(None, None), None)
             if self.control.should_training_stop and not self._is_finished:
                 self._save_checkpoint(self.model_wrapped, None)
                 self._is_finished = True

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import TrainerState, TrainingArguments
 
 from recipe.errors import CheckpointError, DivergedError
 from recipe.storage import checkpoints
 from recipe.training import resuming
-from recipe.training.interruptions import EXIT_CODE
+from recipe.training.interruptions import EXIT_CODE, Interruptions, evaluation_is_due
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
 from tests.support.jobs import QUICK, SHARDED, Job, run, write
@@ -107,6 +108,77 @@ def test_a_stop_during_an_evaluation_repeats_it(
     scores = [re.findall(r"step=6 .*'eval_loss': ([^,}]+)", folder.log) for folder in (whole, job)]
     assert len(scores[0]) == 1
     assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "epoch", "is_due"),
+    [
+        ({"eval_strategy": "epoch"}, 4, 1.0, True),
+        ({"eval_strategy": "epoch"}, 3, 0.75, False),
+        ({"eval_strategy": "epoch", "eval_delay": 2}, 4, 1.0, False),
+        # The last step ends an epoch, also within one.
+        ({"eval_strategy": "epoch"}, 10, 2.5, True),
+        ({"eval_strategy": "steps", "eval_steps": 3}, 6, 1.5, True),
+        ({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 7}, 6, 1.5, False),
+        ({"eval_strategy": "no"}, 4, 1.0, False),
+    ],
+)
+def test_an_evaluation_is_due_where_the_trainer_makes_one(
+    tmp_path: Path, values: dict[str, Any], step: int, epoch: float, is_due: bool
+) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **values)
+    state = TrainerState(global_step=step, epoch=epoch, max_steps=10)
+    state.compute_steps(args, state.max_steps)
+    assert evaluation_is_due(args, state) is is_due
+    state.log_history = [{"step": step, "eval_loss": 1.0}]
+    assert not evaluation_is_due(args, state)
+
+
+@pytest.mark.heavy
+def test_schedule_and_patience_count_each_evaluation_once(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule that follows evaluations, and early stopping, which one before the first step
+    precedes: stopped during the second evaluation of five, and within the third epoch."""
+    channels = {"train": write(tmp_path / "in", REVIEWS[:16]),
+                "test": write(tmp_path / "test", REVIEWS[:8], "test")}  # fmt: skip
+    argv = "--epochs 8 --batch_size 8 --eval_on_start True --early_stopping_patience 3"
+    argv += " --lr_scheduler_type reduce_lr_on_plateau --lr_scheduler_kwargs patience=0"
+    # No weight changes, so no evaluation is better than the first.
+    argv += " --lr 1e-20 --logging_steps 1 --bf16 False --use_cpu True"
+    job = Job(tmp_path / "job", channels, ("--model_id", str(tiny_model), *argv.split()))
+    stops: list[Any] = [
+        lambda where, step: where == "evaluation" and step == 4,
+        lambda where, step: step == 5,
+    ]
+    usual = Interruptions._agreed
+    before = signal.getsignal(signal.SIGTERM)
+    step = 0
+
+    def agreed(self: Interruptions, where: str) -> tuple[bool, bool]:
+        nonlocal step
+        step += where == "step"
+        if stops and stops[0](where, step):
+            stops.pop(0)
+            return True, False
+        return usual(self, where)
+
+    monkeypatch.setattr(Interruptions, "_agreed", agreed)
+    try:
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                job.run_here()
+        job.run_here()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    state = TrainerState.load_from_json(
+        str(job.checkpoints / f"checkpoint-{step}" / "trainer_state.json")
+    )
+    evaluated = [entry["step"] for entry in state.log_history if "eval_loss" in entry]
+    # The first one in the training is the best; three others are not better.
+    assert evaluated == [0, 2, 4, 6, 8]
+    rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([1e-20] * 4 + [1e-21] * 2 + [1e-22] * 2)
 
 
 @pytest.fixture(scope="module")
