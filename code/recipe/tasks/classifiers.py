@@ -1,5 +1,5 @@
-"""What tasks of labelled texts and images share: losses, scores, and the labels of a model that is
-only evaluated (`do_train=False`)."""
+"""What tasks of labelled texts and images share: losses, scores, and the class ids of a model that
+has the labels of the data already."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import datasets
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel
 
@@ -72,10 +73,10 @@ class Classification(Task):
     """The columns of a text, maybe with a second one, by which the report shows a sample."""
 
     def take_labels_of(self, source: Source) -> None:
-        """Number the classes of the data as the model in `source` does, if it is not trained."""
-        if not self.hyperparameters.trains:
-            self.data = match_model_labels(source, self.data, self.hyperparameters)
-            self.train = self.data.train
+        """Number the classes of the data as the model in `source` does, if it has the same or is
+        not trained."""
+        self.data = match_model_labels(source, self.data, self.hyperparameters)
+        self.train = self.data.train
 
     def findings(self) -> Iterator[Finding]:
         yield from super().findings()
@@ -112,24 +113,31 @@ class Classification(Task):
 
 
 def match_model_labels(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
-    """Return the data with the class ids of the model in `source`.
+    """Return the data with the class ids of the model in `source`. A model that is trained and has
+    other labels gets those of the data.
 
     Raises:
-        ModelError: the model does not know the labels of the data.
+        ModelError: the model is not trained, and does not know the labels of the data.
     """
     known, names = splits.labels, known_labels(source, settings)
-    if names in ((), known.names):
+    has_same = sorted(names) == sorted(known.names)
+    if names in ((), known.names) or (settings.trains and not has_same):
         return splits
-    if known.problem != SINGLE or not set(known.names) <= set(names):
+    if not (has_same or (known.problem == SINGLE and set(known.names) <= set(names))):
         raise ModelError(
             f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
             f"has {', '.join(known.names)}: do_train=False cannot compare them.",
             "Give data with the model's labels, or train.",
         )
     ids = [names.index(name) for name in known.names]
+    own_ids = [known.ids.get(name, 0) for name in names]
+
+    def renumber(label: Any) -> Any:
+        return ids[label] if known.problem == SINGLE else [label[id_] for id_ in own_ids]
 
     def renumbered(split: datasets.Dataset) -> datasets.Dataset:
-        column = [ids[number] for number in split[LABEL]]
+        kind = split.data.schema.field(LABEL).type
+        column: Any = pa.array(map(renumber, split[LABEL]), kind)
         return split.remove_columns(LABEL).add_column(LABEL, column)
 
     return dataclasses.replace(

@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig
 
 from recipe import task_table
 from recipe.arguments import parse
+from recipe.data.labels import SEVERAL, SINGLE
 from recipe.errors import HyperparameterError
+from recipe.models.pretrained import Source
 from recipe.training import preflight
 from tests.support.jobs import folders_of, write
 
@@ -56,4 +59,32 @@ def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) ->
     argv = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
     (only,) = preflight.inspect(argv, folders, 2)
     assert (only.level, only.what) == ("error", "hyperparameter")
-    assert "do not fit together: --load_best_model_at_end requires" in only.detail
+    assert "early_stopping_patience needs evaluations during training" in only.detail
+
+
+@pytest.mark.parametrize(
+    ("names", "problem", "expected"),
+    [
+        (["so", "bad", "good"], SINGLE, ["so", "bad", "good"]),
+        (["so", "bad", "good"], SEVERAL, ["so", "bad", "good"]),
+        (["so", "bad", "fair"], SINGLE, ["bad", "good", "so"]),
+        (["so", "bad", "good", "fair"], SINGLE, ["bad", "good", "so"]),
+    ],
+)
+def test_a_model_that_knows_the_labels_keeps_their_order(
+    tmp_path: Path, names: list[str], problem: str, expected: list[str]
+) -> None:
+    """Its head would begin with the labels interchanged."""
+    model = tmp_path / "model"
+    BertConfig(
+        id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}
+    ).save_pretrained(model)
+    labels: list[Any] = CLASSES if problem == SINGLE else [[CLASSES[0]], [], CLASSES[1:]]
+    task = load(tmp_path / "data", labels)
+    before = task.train.features["label"]
+    shown = [task.data.labels.show(label) for label in task.train["label"]]
+    task.take_labels_of(Source(name=str(model), is_local=True))
+    assert list(task.data.labels.names) == expected
+    after = [sorted(task.data.labels.show(label).split(", ")) for label in task.data.train["label"]]
+    assert after == [sorted(label.split(", ")) for label in shown]
+    assert task.train.features["label"] == before
