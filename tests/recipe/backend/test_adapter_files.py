@@ -141,12 +141,17 @@ def test_a_handler_beside_a_model_by_name_is_not_passed_over(
     assert inference.model_fn(str(tmp_path / "model"))
 
 
-def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path) -> None:
-    """The base has none, and a configuration without labels stands for two."""
-    base = save("BertModel", tmp_path / "base")
+@pytest.mark.parametrize("kind", ["BertModel", "BertForSequenceClassification"])
+def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path, kind: str) -> None:
+    """The base has none, and a configuration without labels stands for two; or a head for two."""
+    base = save(kind, tmp_path / "base")
 
     class OfThreeLabels:
-        from_pretrained = partial(AutoModelForSequenceClassification.from_pretrained, num_labels=3)
+        from_pretrained = partial(
+            AutoModelForSequenceClassification.from_pretrained,
+            num_labels=3,
+            ignore_mismatched_sizes=True,
+        )
 
     folder = adapter(
         base, tmp_path / "a", OfThreeLabels, 0, task_type="SEQ_CLS", target_modules=["query"]

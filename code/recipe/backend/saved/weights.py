@@ -87,8 +87,14 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
                 "config.json (model.config.save_pretrained writes it)"
             )
     try:
+        # The adapter may bring a head for other labels than the base's.
         model, report = architecture.from_pretrained(
-            base, config=config, output_loading_info=True, **dtype_argument(dtype), **origin.options
+            base,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **dtype_argument(dtype),
+            **origin.options,
         )
     except OSError as error:
         raise ModelError(
