@@ -31,6 +31,9 @@ _TRAINER_RANGES: Mapping[str, Valid] = {
     "adam_beta1": SHARE,
     "adam_beta2": SHARE,
     "adam_epsilon": ABOVE_0,
+    "eval_steps": ABOVE_0,
+    "save_steps": ABOVE_0,
+    "logging_steps": ABOVE_0,
 }
 """Valid numbers of fields of TrainingArguments."""
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -134,6 +137,22 @@ class Hyperparameters(DataSettings, ModelSettings):
                         f"Hyperparameter {name} has value {value!r}, which this recipe does not "
                         f"support: {REFUSED[name]}. Leave it out."
                     )
+        if self.passed.get("neftune_noise_alpha") and self.packing:
+            yield (
+                "neftune_noise_alpha scales its noise by the length of a row, and packing=True "
+                "puts several texts into one. Leave packing out."
+            )
+        config = self.passed.get("accelerator_config") or {}
+        if config.get("split_batches"):
+            yield (
+                "Hyperparameter accelerator_config has split_batches, but batch sizes are those of "
+                "each process. Give per_device_train_batch_size divided by their number instead."
+            )
+        if "num_steps" in (config.get("gradient_accumulation_kwargs") or {}):
+            yield (
+                "Hyperparameter accelerator_config has num_steps in gradient_accumulation_kwargs. "
+                "Give gradient_accumulation_steps instead."
+            )
         if self.load_in_4bit and self.lora_r is None:
             yield (
                 "load_in_4bit=True freezes the model's weights, and needs adapters to train. Give "

@@ -128,6 +128,17 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--torch_compile_mode", "max-autotune"], ["torch_compile_mode", "'max-autotune'"]),
         (["--use_liger_kernel"], ["use_liger_kernel has value True"]),
         (["--beta", "0"], ["beta", "above 0"]),
+        (["--save_steps", "-1"], ["save_steps", "above 0"]),
+        (["--eval_steps", "0"], ["eval_steps", "above 0"]),
+        (["--neftune_noise_alpha", "5", "--packing", "True"], ["neftune_noise_alpha", "packing"]),
+        (
+            ["--accelerator_config", '{"gradient_accumulation_kwargs": {"num_steps": 3}}'],
+            ["num_steps", "gradient_accumulation_steps"],
+        ),
+        (
+            ["--accelerator_config", '{"split_batches": true}'],
+            ["split_batches", "per_device_train_batch_size"],
+        ),
         (["--label_smoothing", "0.5"], ["label_smoothing", "below 0.5"]),
         (["--task", "causal-lm", "--beta", "0.2"], ["beta", "task=preference"]),
     ],

@@ -211,12 +211,17 @@ def load(plan: Plan, table: Table) -> Loaded:
         how = "split into pieces of" if is_split else "truncated to"
         reason = "as given" if given.max_length else "the default; set max_length to change it"
         table.add("length", f"texts are {how} at most {max_length} tokens", reason)
+    packing = given.packing
+    if packing is None and plan.arguments.neftune_noise_alpha:
+        packing = False
+        reason = "neftune_noise_alpha scales its noise by the length of a row"
+        table.add("packing", "off: each row has one text", reason)
     return Loaded(
         model=model,
         tokenizer=tokenizer,
         arguments=plan.arguments,
         objective=task.objective,
-        packing=given.packing,
+        packing=packing,
         max_length=max_length,
     )
 

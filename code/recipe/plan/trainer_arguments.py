@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 import transformers
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 
 from recipe.console import has_terminal
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.paths import Folders
+from recipe.plan.table import Table
 from recipe.reports import tracking
 from recipe.runtime import device
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
+from recipe.tasks.base import WARNING, Finding
 
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 """Schedules for which transformers ignores warmup_steps."""
@@ -44,6 +49,7 @@ def make(
     # The Trainer recognises only losses as lower-is-better; None leaves it the decision.
     metric = str(hyperparameters.passed.get("metric_for_best_model"))
     is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
+    stops_early = hyperparameters.early_stopping_patience is not None
     values: dict[str, Any] = {
         "output_dir": hyperparameters.output_dir or unused or str(folders.checkpoints),
         "num_train_epochs": hyperparameters.num_train_epochs,
@@ -66,22 +72,77 @@ def make(
         "logging_nan_inf_filter": False,
         "do_train": hyperparameters.trains,
         "do_eval": hyperparameters.evaluates,
-        "eval_strategy": "epoch" if hyperparameters.evaluates else "no",
-        "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
+        **_intervals(hyperparameters),
         # Early stopping counts evaluations.
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
-        "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
+        "load_best_model_at_end": stops_early,
+        "metric_for_best_model": "loss" if stops_early else None,
         "greater_is_better": is_greater_better,
         "disable_tqdm": not has_terminal(),
         **shared.arguments,
         **hyperparameters.passed,
         "report_to": tracking.names(hyperparameters.passed.get("report_to")),
     }
+    _check_best(values, stops_early)
     try:
-        return TrainingArguments(**values)
+        arguments = TrainingArguments(**values)
     except ValueError as error:
         raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+    _check_schedule(arguments)
+    return arguments
+
+
+def _intervals(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """Return when to evaluate and save by default: after each epoch, or by the steps that are
+    given. Weights of which the best are kept are saved when they are evaluated."""
+    passed = hyperparameters.passed
+    usual = "steps" if "eval_steps" in passed else "epoch"
+    evaluations = passed.get("eval_strategy", usual if hyperparameters.evaluates else "no")
+    evaluations = name_of(evaluations)
+    keeps_best = passed.get(
+        "load_best_model_at_end", hyperparameters.early_stopping_patience is not None
+    )
+    values: dict[str, Any] = {"eval_strategy": evaluations, "save_strategy": "epoch"}
+    if "save_steps" in passed:
+        values["save_strategy"] = "steps"
+    elif keeps_best and evaluations == "steps" and "eval_steps" in passed:
+        values |= {"save_strategy": "steps", "save_steps": passed["eval_steps"]}
+    return values
+
+
+def _check_best(values: Mapping[str, Any], stops_early: bool) -> None:
+    """Raise HyperparameterError if the best weights cannot be determined or kept."""
+    evaluations, saves = name_of(values["eval_strategy"]), name_of(values["save_strategy"])
+    keeps_best = values["load_best_model_at_end"]
+    name = "early_stopping_patience" if stops_early else "load_best_model_at_end"
+    if evaluations == "no" and (stops_early or keeps_best):
+        raise HyperparameterError(
+            f"Hyperparameter {name} needs evaluations during training, and there are none.",
+            f"Give eval_strategy=epoch, or leave {name} out.",
+        )
+    if keeps_best and saves not in (evaluations, "best"):
+        raise HyperparameterError(
+            f"Hyperparameter {name} keeps the checkpoint of the best evaluation, but eval_strategy "
+            f"is {evaluations} and save_strategy is {saves}.",
+            "Give both the same value; with steps, save_steps a multiple of eval_steps.",
+        )
+
+
+def _check_schedule(arguments: TrainingArguments) -> None:
+    """Raise HyperparameterError if the learning rate's schedule lacks a value or does not know
+    one."""
+    given: Any = arguments.lr_scheduler_kwargs or {}
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    kind: Any = arguments.lr_scheduler_type
+    try:
+        get_scheduler(kind, optimizer, 1, 1_000_000, scheduler_specific_kwargs=dict(given))
+    except (TypeError, ValueError) as error:
+        raise HyperparameterError(
+            f"Hyperparameter lr_scheduler_kwargs has value {given}, but lr_scheduler_type is "
+            f"{name_of(kind)}: {error}.",
+            "Give the values that this schedule takes.",
+        ) from error
 
 
 def changed(arguments: TrainingArguments, **values: Any) -> TrainingArguments:
@@ -90,6 +151,29 @@ def changed(arguments: TrainingArguments, **values: Any) -> TrainingArguments:
     for name, value in values.items():
         setattr(copied, name, value)
     return copied
+
+
+def fitted_warmup(arguments: TrainingArguments, steps: int, table: Table) -> dict[str, Any]:
+    """Return the arguments that turn off the warm-up of a training of one step, whose learning rate
+    would be 0. A warm-up that takes all steps is reported.
+
+    Args:
+        steps: Optimizer steps of an epoch.
+    """
+    whole = arguments.max_steps
+    if whole <= 0:
+        whole = math.ceil(steps * arguments.num_train_epochs)
+    warmup = arguments.get_warmup_steps(whole)
+    is_used = arguments.do_train and name_of(arguments.lr_scheduler_type) not in _WITHOUT_WARMUP
+    if not is_used or warmup < whole:
+        return {}
+    if whole == 1:
+        table.add("steps", "no warm-up: the learning rate of the only step would be 0")
+        return {"warmup_steps": 0, "warmup_ratio": 0.0}
+    share = (whole - 1) / warmup
+    detail = f"the learning rate reaches {share:.2g} of its peak: warm-up takes {warmup} steps"
+    table.append(Finding(level=WARNING, what="steps", detail=detail))
+    return {}
 
 
 def schedule(arguments: TrainingArguments) -> str:

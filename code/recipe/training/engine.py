@@ -27,7 +27,7 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.console import say
-from recipe.errors import DistributedError, DivergedError
+from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, Loaded
 from recipe.plan.table import Table
@@ -64,13 +64,15 @@ def build(
             "Start the script by torchrun with one process for each GPU, or select one by "
             "CUDA_VISIBLE_DEVICES.",
         )
-    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table or Table())
+    table = table or Table()
+    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table)
     return Engine(
         model=loaded.model,
         args=trainer_arguments.changed(
             args,
             per_device_train_batch_size=decided.cut.size,
             gradient_accumulation_steps=decided.cut.accumulation,
+            **trainer_arguments.fitted_warmup(args, decided.training.steps(), table),
         ),
         decided=decided,
         objective=objective,
@@ -136,6 +138,20 @@ class Engine(Resumable):
         self._has_references = False
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
+
+    def create_optimizer(self, *arguments: Any, **options: Any) -> Any:
+        """Create the optimizer. Raise HyperparameterError if it needs a package that is not
+        installed, or does not take the given values."""
+        try:
+            return super().create_optimizer(*arguments, **options)
+        except (ImportError, TypeError, ValueError) as error:
+            name = trainer_arguments.name_of(self.args.optim)
+            values = f" and optim_args {self.args.optim_args!r}" * bool(self.args.optim_args)
+            raise HyperparameterError(
+                f"Hyperparameter optim has value {name!r}{values}, which cannot be used here: "
+                f"{error}",
+                "Leave it out, or give another one, such as adafactor.",
+            ) from error
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader of this process's batches."""

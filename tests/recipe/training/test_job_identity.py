@@ -90,7 +90,7 @@ def job(tmp_path: Path, *argv: str) -> dict[str, object]:
         ["--lora_alpha", "8"],
         ["--adam_beta1", "0.8"],
         ["--optim_args", "momentum=0.9"],
-        ["--lr_scheduler_kwargs", '{"num_cycles": 2}'],
+        ["--lr_scheduler_kwargs", '{"num_cycles": 2}', "--lr_scheduler_type", "cosine"],
         ["--data_seed", "7"],
         ["--task", "causal-lm"],
         ["--compile"],
