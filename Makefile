@@ -103,9 +103,9 @@ test-vllm: build/vllm/.made
 build/vllm/.made: tests/vllm/environment.sh tests/vllm/install.sh .venv/.made
 	sh tests/vllm/environment.sh $(PYTHON) $(@D)
 
-# One builds and tries the image while the other builds Trainium's.
+# In the order of the files: one process builds and tries the CPU image while the other builds Trainium's.
 test-docker: setup
-	$(BIN)/python -m pytest -m "docker and not long" -n 2 --dist loadgroup tests/docker
+	$(BIN)/python -m pytest -m "docker and not long" -n 2 --dist loadfile --no-loadscope-reorder tests/docker
 
 docs: setup
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site -d build/doctrees docs build/site

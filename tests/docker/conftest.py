@@ -1,7 +1,6 @@
 """A Docker engine, a stand-in base, the images built from it, and a job's folders to mount."""
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import pytest
 
 from tests.docker.material import save_data, save_tiny_model
 from tests.docker.sdk import Recorder, Sdk, environment
-from tests.support.sdk_environments import sdk_python
+from tests.support.sdk_environments import one_at_a_time, sdk_python
 from tests.support.until import until
 
 HERE = Path(__file__).parent
@@ -63,29 +62,19 @@ class Docker:
 
 def ready(script: str, **environ: str) -> str:
     """What a script that makes something ready prints; skips the test where it cannot."""
-    made = subprocess.run(
-        [str(HERE / script)], env=os.environ | environ, text=True, capture_output=True
-    )
+    with one_at_a_time():
+        made = subprocess.run(
+            [str(HERE / script)], env=os.environ | environ, text=True, capture_output=True
+        )
     if made.returncode == CANNOT:
         pytest.skip(made.stderr.splitlines()[-1])
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
 
 
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Let one process of pytest at a time start the engine, or make what all build on."""
-    path = ROOT / "build" / "docker.lock"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Docker]:
-    with one_at_a_time():
-        docker = Docker(ready("engine.sh"))
+    docker = Docker(ready("engine.sh"))
     yield docker
     # Images of ours whose name a newer build has taken.
     docker("image", "prune", "-f", "--filter", "label=org.opencontainers.image.title=amphora")
@@ -237,7 +226,6 @@ def local_mode(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield environment(folder, bin_folder, f"http://127.0.0.1:{server.server_port}"), recorder
     server.shutdown()
     server.server_close()
-    docker("network", "rm", "sagemaker-local", check=False)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from tests.docker.conftest import Docker, Job, endpoint_of, stand_in, wait_until
 from tests.docker.material import BAD, GOOD, LEARNS
 from tests.support.causal_kit import save_llama
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("image"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.docker.conftest import Docker, stand_in
 
 NATIVE = ("neuron", "--stack", "native", "--stand-in")
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

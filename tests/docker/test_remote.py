@@ -12,7 +12,7 @@ from tests.docker.conftest import Docker
 from tests.examples.aws import Aws
 from tests.examples.conftest import Run, aws, boto3, run, sdk2  # noqa: F401, fixtures
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 PROGRAM = Path(__file__).parent / "remote_sdk2.py"
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 

@@ -19,7 +19,7 @@ from tests.docker.conftest import (
 from tests.docker.material import GOOD, LEARNS
 from tests.support.until import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("image"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 MakeJob = Callable[[], Job]
 

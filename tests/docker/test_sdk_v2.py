@@ -14,7 +14,7 @@ from tests.docker.material import BAD, GOOD, LEARNS
 from tests.docker.sdk import Outcome, Sdk
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 SDK = ("sdk2", "local_v2.py")
 

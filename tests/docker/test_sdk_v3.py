@@ -13,7 +13,7 @@ from tests.docker.material import BAD, GOOD, LEARNS
 from tests.docker.sdk import Sdk
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.docker, pytest.mark.xdist_group("stacks"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 SDK = ("sdk3", "local_v3.py")
 RECIPE = {"source_dir": str(ROOT / "code"), "entry_script": "train.py"}
