@@ -235,6 +235,11 @@ def _refused(status: int, answer: bytes, part: Part) -> Fault:
     message = translation.renamed(str(error["message"]), part)
     param = translation.renamed(str(error.get("param") or ""), part) or None
     code = "bad_request" if status < 500 else "engine_error"
+    if "--tool-call-parser" in message:
+        message += (
+            " Set SM_VLLM_ENABLE_AUTO_TOOL_CHOICE to true and SM_VLLM_TOOL_CALL_PARSER to the"
+            " model's, or give tool_choice required or a function's name."
+        )
     if "max_model_len" in message or "maximum context length" in message:
         code = "context_length_exceeded"
     return Fault(status, code, message, param)

@@ -124,6 +124,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     """Return vLLM's arguments that variables set, with their words; a true flag has none."""
     given: dict[str, list[str]] = {}
+    problems: list[str] = []
     # From vLLM's source: a start that fails takes minutes.
     package = selection_module._package() or Path()
     files = [*package.glob("engine/arg_utils.py"), *package.glob("entrypoints/**/cli_args.py")]
@@ -136,18 +137,21 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
             continue
         argument = variable.removeprefix(PREFIX).lower().replace("_", "-")
         if argument in _REFUSED:
-            raise ConfigError(
-                f"{variable} cannot be set: clients reach the front, and not vLLM's server.",
-                "Leave it out. SAGEMAKER_BIND_TO_PORT and AMPHORA_BIND set the address.",
+            problems.append(
+                f"{variable} cannot be set: clients reach the front (SAGEMAKER_BIND_TO_PORT,"
+                " AMPHORA_BIND), and not vLLM's server."
             )
-        if known and argument.removeprefix("no-") not in known:
-            raise ConfigError(
-                f"{variable} names no argument of vLLM.{did_you_mean(argument, known)}",
-                f"{PREFIX}MAX_MODEL_LEN is --max-model-len of `vllm serve`.",
-            )
+        elif known and argument.removeprefix("no-") not in known:
+            hint = did_you_mean(argument, known)
+            problems.append(f"{variable} names no argument of vLLM.{hint}")
         words = _words(text.strip())
         if argument not in _ELSEWHERE and words is not None:
             given[argument] = words
+    if problems:
+        raise ConfigError(
+            " ".join(problems),
+            f"Leave out or correct: {PREFIX}MAX_MODEL_LEN is --max-model-len of `vllm serve`.",
+        )
     return given
 
 
