@@ -5,6 +5,7 @@
 - Makes stdout and stderr line-buffered.
 - Makes accelerate and Lightning join the processes of a training on CPUs.
 - Leaves trackers that the job has not configured out of `report_to="all"`.
+- Names the arguments that no parser of the script has taken.
 
 It uses the standard library only and imports as little as possible, because it runs in the user's
 processes.
@@ -187,7 +188,7 @@ def _configured(trackers: list[Any]) -> list[Any]:
 _LIGHTNING = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _CHANGED = {"accelerate.state", *(f"{_library}.accelerators.cpu" for _library in _LIGHTNING)}
 if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe checks its trackers itself.
-    _CHANGED |= {"transformers.integrations.integration_utils", "accelerate.tracking"}
+    _CHANGED |= {"transformers.integrations.integration_utils", "accelerate.tracking", "argparse"}
 
 
 def _change(name: str, module: Any) -> None:
@@ -202,6 +203,31 @@ def _change(name: str, module: Any) -> None:
             original(self, cpu or value in ("1", "true", "yes", "on"), **options)
 
         module.PartialState.__init__ = __init__
+    elif name == "argparse" and not _IS_LAUNCHER:
+        # Most scripts drop the arguments that parse_known_args does not know.
+        parse = module.ArgumentParser.parse_known_args
+        known: set[str] = set()
+        left: set[str] = set()
+
+        def parse_known_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
+            values, rest = parse(self, args, namespace)
+            known.update(self._option_string_actions)
+            if args is None and sys._getframe(1).f_code.co_name != "parse_args":
+                left.update(word.partition("=")[0] for word in rest if word.startswith("--"))
+            return values, rest
+
+        def name_left() -> None:
+            # After an exception or on other ranks, the line would only be in the way.
+            is_shown = not hasattr(sys, "last_value") and os.environ.get("RANK", "0") == "0"
+            for name in sorted(left - known) if is_shown else ():
+                import difflib
+
+                near = "".join(difflib.get_close_matches(name, known, 1))
+                note = f"no parser of the script takes {name}"
+                print(f"amphora: {note}{near and f'; it takes {near}'}", file=sys.stderr)
+
+        module.ArgumentParser.parse_known_args = parse_known_args
+        atexit.register(name_left)
     elif name == "accelerate.tracking":  # Accelerator(log_with="all")
         select = module.filter_trackers
 

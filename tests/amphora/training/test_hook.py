@@ -46,3 +46,32 @@ def test_what_a_process_without_the_hook_said_is_shown(scripted: Tree) -> None:
     assert scripted.train().returncode == 1
     assert scripted.failure and scripted.failure.startswith("The script ended with exit code 1")
     assert "OverflowError: 7" in scripted.failure[:1024]
+
+
+PARSERS = """
+import argparse
+first = argparse.ArgumentParser()
+first.add_argument("--learning-rate")
+_, rest = first.parse_known_args()
+second = argparse.ArgumentParser()
+second.add_argument("--epochs")
+second.parse_known_args({again})
+"""
+
+
+def test_arguments_that_no_parser_of_the_script_takes_are_named(tree: Tree) -> None:
+    """A script that asks for known arguments drops the others without a word."""
+    given = {"learning_rate": "5e-5", "epochs": "2", "zzz": "1"}
+    tree.configure({"sagemaker_program": "script.py", **given})
+    for again in ("", "rest"):
+        done = tree.script(PARSERS.format(again=again)).train()
+        assert done.returncode == 0
+        lines = [line for line in done.stderr.splitlines() if "no parser of the script" in line]
+        assert lines == [
+            "amphora: no parser of the script takes --learning_rate; it takes --learning-rate",
+            "amphora: no parser of the script takes --zzz",
+        ]
+    done = tree.script(PARSERS.format(again="") + "raise KeyError('gone')").train()
+    assert "no parser of the script" not in done.stderr
+    refused = tree.script(PARSERS.format(again="").replace("parse_known_args", "parse_args", 1))
+    assert "no parser of the script" not in refused.train().stderr
