@@ -19,8 +19,6 @@ from torch.nn import functional
 from recipe.models import lora
 from recipe.runtime.all_gather import gathered
 
-COSENT_SCALE = 20.0
-
 
 def multiple_negatives(
     vectors: Tensor, texts: Tensor, scale: float, sizes: Sequence[int] = (), across: bool = True
@@ -64,7 +62,7 @@ def multiple_negatives(
 
 
 def cosent(
-    vectors: Tensor, labels: Tensor, sizes: Sequence[int] = (), across: bool = True
+    vectors: Tensor, labels: Tensor, scale: float, sizes: Sequence[int] = (), across: bool = True
 ) -> Tensor:
     """Return [samples]: the loss of the whole batch, for each sample (CoSENTLoss).
 
@@ -86,7 +84,7 @@ def cosent(
         )
         for size in sizes or (vectors.shape[-1],):
             first, second = vectors.float()[:, :2, :size].unbind(dim=1)
-            cosines_here = functional.cosine_similarity(first, second) * COSENT_SCALE
+            cosines_here = functional.cosine_similarity(first, second) * scale
             cosines, _ = gathered(cosines_here) if across else (cosines_here, 0)
             wrong = (cosines[:, None] - cosines[None]).masked_fill(~is_pair, -torch.inf)
             total = total + torch.cat([wrong.new_zeros(1), wrong.flatten()]).logsumexp(dim=0)

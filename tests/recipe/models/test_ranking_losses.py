@@ -94,16 +94,16 @@ def test_what_is_not_there_is_no_negative() -> None:
     assert less < ranking_losses.multiple_negatives(vectors, texts, 1.0)[0] - 0.01
 
 
-@pytest.mark.parametrize("sizes", [(), (16, 4)])
-def test_cosent_is_the_librarys(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "scale"), [((), 50.0), ((16, 4), 20.0)])
+def test_cosent_is_the_librarys(sizes: tuple[int, ...], scale: float) -> None:
     vectors = vectors_of(8, 2)
     scores = torch.tensor([0.1, 0.9, 0.5, 0.5, 1.0, 0.0, 0.3, 0.9])
     labels = torch.stack([torch.ones(8), scores], dim=1)
     padded = torch.cat([labels, torch.zeros(2, 2)])
     more = torch.cat([vectors, torch.randn(2, 2, 16)])
-    ours = ranking_losses.cosent(more, padded, sizes)
+    ours = ranking_losses.cosent(more, padded, scale, sizes)
     assert ours.shape == (10,)
-    loss = library("CoSENTLoss")
+    loss = library("CoSENTLoss", scale=scale)
     theirs = sum(
         (
             loss.compute_loss_from_embeddings(

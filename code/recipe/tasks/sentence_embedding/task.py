@@ -123,7 +123,7 @@ class EmbeddingObjective(EncoderObjective):
 
     def _row_losses(self, vectors: Tensor, labels: Tensor, across: bool) -> Tensor:
         if self._kind == SCORED:
-            return ranking_losses.cosent(vectors, labels, self.sizes, across)
+            return ranking_losses.cosent(vectors, labels, self._scale, self.sizes, across)
         return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
 
     @torch.no_grad()
