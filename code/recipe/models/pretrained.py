@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
                 f"{' or '.join(MODEL_CHANNELS[:2])} holds a model.",
                 "Give a folder, a channel's name, or a name on the Hugging Face hub.",
             )
-        return Source(name=str(folder), is_local=True)
+        return _local(folder)
     if model_id in channels:
         folder = model_folder(channels, model_id)
         if folder is None:
@@ -75,16 +76,17 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
                 "config.json in it.",
                 "Put the model's files, or model.tar.gz, there.",
             )
-        return Source(name=str(folder), is_local=True)
+        return _local(folder)
     path = Path(model_id).expanduser()
     if path.is_dir():
+        source = _local(path)
         # Older folders of sentence-transformers have the encoder's config.json in a subfolder.
         if not any((path / name).is_file() for name in ("config.json", "modules.json")):
             raise ModelError(
                 f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
                 "Give the folder that holds config.json, the weights and the tokenizer.",
             )
-        return Source(name=str(path), is_local=True)
+        return source
     if not _HUB_NAME.fullmatch(model_id):
         raise ModelError(
             f"model_name_or_path has value {model_id!r}: there is no such folder.",
@@ -92,6 +94,21 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
             or "Give a folder, a channel's name, or a name on the hub.",
         )
     return Source(name=model_id, is_local=False)
+
+
+def _local(folder: Path) -> Source:
+    """Return the model in a folder. Raise ModelError if it is a LoRA adapter."""
+    if (adapter := folder / "adapter_config.json").is_file():
+        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise _adapter_error(str(folder), f" of {base}")
+    return Source(name=str(folder), is_local=True)
+
+
+def _adapter_error(name: str, base: str = "") -> ModelError:
+    return ModelError(
+        f"The model {name} is a LoRA adapter{base}, and only whole models are trained.",
+        "Train the adapter again with lora_save=merged, or merge it by peft's merge_and_unload().",
+    )
 
 
 def load(
@@ -114,6 +131,7 @@ def load(
 
 def known_labels(source: Source, settings: ModelSettings) -> tuple[str, ...]:
     """Return the model's labels by their ids; none if its configuration cannot be read."""
+    _set_token(settings)
     try:
         config: Any = AutoConfig.from_pretrained(
             source.name, trust_remote_code=settings.trust_remote_code
@@ -217,9 +235,7 @@ def read(
     processor), and the names of the weights that its files lack. Raise ModelError if it cannot be
     reached or loaded, or lacks weights below its head."""
     trusted = {"trust_remote_code": settings.trust_remote_code}
-    if settings.hf_token:
-        # transformers passes a token argument on to some of its requests only.
-        os.environ["HF_TOKEN"] = settings.hf_token
+    _set_token(settings)
     options = {**dtype_argument(torch.float32), "output_loading_info": True, **more, **trusted}
     in_4_bits, trains = settings.load_in_4bit, settings.trains
     if in_4_bits:
@@ -265,6 +281,8 @@ def read(
             ) from error
     if trains:
         quantized.check_base(source.name, config, model, in_4_bits)
+    if getattr(model, "_hf_peft_config_loaded", False):  # a name on the hub
+        raise _adapter_error(source.name)
     new = new_weights.unread(report)
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)
@@ -273,6 +291,12 @@ def read(
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
     return model, tokenizer, new
+
+
+def _set_token(settings: ModelSettings) -> None:
+    """Set the token for the hub: transformers passes an argument on to some of its requests."""
+    if settings.hf_token:
+        os.environ["HF_TOKEN"] = settings.hf_token
 
 
 def _see_to_padding(

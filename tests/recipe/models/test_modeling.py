@@ -34,6 +34,7 @@ from recipe.tasks.sentence_embedding import model as sentence_embedding
 from recipe.tasks.text_to_text import model as text_to_text
 from recipe.tokenization import texts as tokens
 from tests.support import serving_kit
+from tests.support.refusals import refused
 
 LABELS = Labels(("neg", "pos"))
 
@@ -58,6 +59,15 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         pretrained.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"Channel train .*holds no model"):
         pretrained.find("train", {"train": tmp_path})
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_an_adapter_is_no_model_to_train(tmp_path: Path, has_config: bool) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}')
+    if has_config:  # as lora_save=adapter writes it
+        (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with refused(ModelError, "LoRA adapter of a/b", "lora_save=merged", "merge_and_unload"):
+        pretrained.find(str(tmp_path), {})
 
 
 def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
