@@ -25,6 +25,7 @@ from recipe.tasks.base import WARNING, Finding
 
 _WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 """Schedules for which transformers ignores warmup_steps."""
+_LOGGING_STEPS = 0.05
 
 
 def make(
@@ -75,7 +76,7 @@ def make(
         **_intervals(hyperparameters),
         # Early stopping counts evaluations.
         "restore_callback_states_from_checkpoint": True,
-        "logging_steps": 0.05,
+        "logging_steps": _LOGGING_STEPS,
         "load_best_model_at_end": stops_early,
         "metric_for_best_model": "loss" if stops_early else None,
         "greater_is_better": is_greater_better,
@@ -103,11 +104,13 @@ def _intervals(hyperparameters: Hyperparameters) -> dict[str, Any]:
     keeps_best = passed.get(
         "load_best_model_at_end", hyperparameters.early_stopping_patience is not None
     )
-    values: dict[str, Any] = {"eval_strategy": evaluations, "save_strategy": "epoch"}
-    if "save_steps" in passed:
-        values["save_strategy"] = "steps"
-    elif keeps_best and evaluations == "steps" and "eval_steps" in passed:
-        values |= {"save_strategy": "steps", "save_steps": passed["eval_steps"]}
+    is_by_steps = "save_steps" in passed or (keeps_best and evaluations == "steps")
+    saves = name_of(passed.get("save_strategy", "steps" if is_by_steps else "epoch"))
+    values: dict[str, Any] = {"eval_strategy": evaluations, "save_strategy": saves}
+    if keeps_best and evaluations == saves == "steps":
+        # The Trainer's default of eval_steps is logging_steps.
+        by_logs = passed.get("logging_steps", _LOGGING_STEPS)
+        values["save_steps"] = passed.get("eval_steps", by_logs)
     return values
 
 

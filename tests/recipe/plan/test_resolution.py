@@ -68,14 +68,24 @@ def test_schedule_and_checkpoints_are_described_as_they_happen(
         (["--eval_steps", "3"], ("steps", 3), ("epoch", 500)),
         (["--eval_steps", "3", "--early_stopping_patience", "2"], ("steps", 3), ("steps", 3)),
         (["--eval_steps", "3", "--eval_strategy", "epoch"], ("epoch", 3), ("epoch", 500)),
+        (
+            ["--eval_strategy", "steps", "--load_best_model_at_end", "True"],
+            ("steps", 0.05),
+            ("steps", 0.05),
+        ),
+        (
+            ["--eval_steps", "2", "--save_steps", "4", "--load_best_model_at_end", "True"],
+            ("steps", 2),
+            ("steps", 4),
+        ),
     ],
 )
 def test_evaluations_follow_the_steps_that_are_given_and_checkpoints_the_best_of_them(
     tmp_path: Path,
     tiny_model: Path,
     argv: list[str],
-    evaluations: tuple[str, int | None],
-    saves: tuple[str, int],
+    evaluations: tuple[str, float | None],
+    saves: tuple[str, float],
 ) -> None:
     plan, _ = plan_of(tmp_path, tiny_model, 1, *argv)
     given = plan.arguments
