@@ -28,6 +28,10 @@ their defaults."""
 _WORDS = ("missing_labels",)
 """Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
+_OF_PEFT = ("use_peft", "peft", "use_lora", "peft_type", "adapter", "finetuning_type")
+"""Names of other trainers that choose between LoRA and training all weights; here lora_r does."""
+_FOLLOWS_SCORES = ("reduce_lr_on_plateau", "greedy")
+"""Schedules for which metric_for_best_model is used."""
 _KEY = re.compile(r"--?[A-Za-z]")
 _LISTS = {
     **{name: mark for name, item in FIELDS.items() if (mark := item.metadata["separator"])},
@@ -69,6 +73,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     written_as: dict[str, str] = {}
     notes: list[str] = []
     problems: list[str] = []
+    of_peft: list[str] = []
     for written, text in _pairs(argv):
         try:
             name, value = _translated(written, text, notes, folders)
@@ -76,6 +81,8 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
         except HyperparameterError as error:
             problems.append(str(error))
             continue
+        if written.lstrip("-").replace("-", "_") in _OF_PEFT:
+            of_peft.append(f"{written}={text or '(empty)'}")
         if converted is _NOT_GIVEN:
             continue
         if name in values and values[name] != converted:
@@ -85,16 +92,12 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
             )
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
-    steps = values.get("max_train_steps") or -1
-    if steps > 0 and "num_train_epochs" in values:
-        epochs = values["num_train_epochs"]
-        notes.append(f"max_train_steps={steps} overrides num_train_epochs={epochs:g}")
-    if values.get("hub_model_id") and not values.get("push_to_hub"):
-        repository = values["hub_model_id"]
-        notes.append(f"hub_model_id={repository} has no effect: push_to_hub is not set")
-    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
-        notes.append("hub_strategy=every_save: the model is pushed to the hub only once, after "
-                     "training")  # fmt: skip
+    if of_peft and values.get("lora_r"):
+        problems.append(
+            f"{of_peft[0]} trains all weights, and lora_r={values['lora_r']} trains LoRA's "
+            "adapters. Leave one of them out."
+        )
+    notes += _ineffective(values)
     folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
     model = folders.model_dir.absolute() if folders else None
     if folders and folder and model in (folder, *folder.parents):
@@ -111,6 +114,31 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     if problems:
         raise all_at_once(problems)
     return parsed
+
+
+def _ineffective(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each hyperparameter that another one leaves without effect."""
+    steps = values.get("max_train_steps") or -1
+    if steps > 0 and "num_train_epochs" in values:
+        epochs = values["num_train_epochs"]
+        yield f"max_train_steps={steps} overrides num_train_epochs={epochs:g}"
+    metric = values.get("metric_for_best_model")
+    if metric and not (
+        values.get("load_best_model_at_end", values.get("early_stopping_patience"))
+        or values.get("save_strategy") == "best"
+        or values.get("lr_scheduler_type") in _FOLLOWS_SCORES
+    ):
+        yield (
+            f"metric_for_best_model={metric} has no effect: the last weights are kept; "
+            "load_best_model_at_end=True keeps the best"
+        )
+    if "early_stopping_threshold" in values and not values.get("early_stopping_patience"):
+        yield "early_stopping_threshold has no effect: early_stopping_patience is not set"
+    if values.get("hub_model_id") and not values.get("push_to_hub"):
+        repository = values["hub_model_id"]
+        yield f"hub_model_id={repository} has no effect: push_to_hub is not set"
+    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
+        yield "hub_strategy=every_save: the model is pushed to the hub only once, after training"
 
 
 def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -42,6 +42,8 @@ CHOICES: Mapping[str, Sequence[str]] = {
     **{name: item.metadata["choices"] for name, item in FIELDS.items() if item.metadata["choices"]},
 }
 """Valid texts by name."""
+_OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_target_modules")
+"""Settings of LoRA's adapters, besides their rank."""
 REFUSED: Mapping[str, str] = {
     "dataloader_drop_last": "no text is left out",
     "train_sampling_strategy": "batches are already balanced or grouped by length",
@@ -60,6 +62,7 @@ REFUSED: Mapping[str, str] = {
     "prediction_loss_only": "evaluation computes all scores of the task",
     "eval_accumulation_steps": "the outputs of an evaluation stay on the device; lower "
     "per_device_eval_batch_size if memory is short",
+    "average_tokens_across_devices": "the loss is the mean over the step's tokens on all devices",
     "use_liger_kernel": "it replaces forward passes that packed batches need; torch_compile=True "
     "fuses the same operations",
 }
@@ -130,7 +133,11 @@ class Hyperparameters(DataSettings, ModelSettings):
             from transformers import TrainingArguments
 
             usual = defaults_of(TrainingArguments)
-            usual["restore_callback_states_from_checkpoint"] = True  # the recipe's default
+            # What the recipe does, whatever the default of this version is.
+            usual |= {
+                "restore_callback_states_from_checkpoint": True,
+                "average_tokens_across_devices": True,
+            }
             for name, value in given.items():
                 if value != usual.get(name):  # transformers 4 lacks some of them
                     yield (
@@ -152,6 +159,12 @@ class Hyperparameters(DataSettings, ModelSettings):
             yield (
                 "Hyperparameter accelerator_config has num_steps in gradient_accumulation_kwargs. "
                 "Give gradient_accumulation_steps instead."
+            )
+        of_adapters = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
+        if of_adapters and self.lora_r is None:
+            yield (
+                f"Without lora_r all weights are trained, and {of_adapters[0]} has no effect. Give "
+                f"lora_r, the rank of LoRA's adapters, or leave out {', '.join(of_adapters)}."
             )
         if self.load_in_4bit and self.lora_r is None:
             yield (

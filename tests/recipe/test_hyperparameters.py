@@ -128,6 +128,11 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--torch_compile_mode", "max-autotune"], ["torch_compile_mode", "'max-autotune'"]),
         (["--use_liger_kernel"], ["use_liger_kernel has value True"]),
         (["--beta", "0"], ["beta", "above 0"]),
+        (["--lora_alpha", "8", "--lora_dropout", "0.1"], ["Without lora_r", "lora_dropout"]),
+        (["--peft", "False", "--lora_r", "8"], ["peft=False", "lora_r=8"]),
+        (["--finetuning_type", "full", "--lora_rank", "8"], ["finetuning_type=full", "lora_r=8"]),
+        (["--peft_type", "None", "--lora_r", "8"], ["peft_type=None", "lora_r=8"]),
+        (["--average_tokens_across_devices", "False"], ["average_tokens_across_devices"]),
         (["--save_steps", "-1"], ["save_steps", "above 0"]),
         (["--eval_steps", "0"], ["eval_steps", "above 0"]),
         (["--neftune_noise_alpha", "5", "--packing", "True"], ["neftune_noise_alpha", "packing"]),
@@ -261,6 +266,24 @@ def test_what_changes_nothing_is_a_line_each() -> None:
         assert note.startswith(name)
 
 
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        ("--metric_for_best_model f1", "metric_for_best_model=f1 has no effect"),
+        ("--metric_for_best_model f1 --load_best_model_at_end True", ""),
+        ("--metric_for_best_model f1 --early_stopping_patience 2", ""),
+        ("--metric_for_best_model f1 --save_strategy best", ""),
+        ("--metric_for_best_model f1 --lr_scheduler_type greedy", ""),
+        ("--early_stopping_threshold 0.1", "early_stopping_threshold has no effect"),
+        ("--early_stopping_threshold 0.1 --early_stopping_patience 2", ""),
+    ],
+)
+def test_what_lacks_its_counterpart_is_a_line(argv: str, note: str) -> None:
+    notes = arguments.parse(argv.split()).notes
+    assert len(notes) == bool(note)
+    assert "".join(notes).startswith(note)
+
+
 @pytest.fixture
 def where(tmp_path: Path) -> Folders:
     for name in ("train", "test"):
@@ -359,7 +382,8 @@ def test_lists_and_objects_are_read_in_every_form_in_which_they_arrive(name: str
     value, expected = STRUCTURED[name]
     of_toolkit = sm_variables.to_arguments({name: value})[1]
     for text in (json.dumps(value), str(value), of_toolkit):
-        parsed = arguments.parse([f"--{name}", text])
+        others = ["--lora_r", "4"] if name.startswith("lora_") else []
+        parsed = arguments.parse([f"--{name}", text, *others])
         assert {**parsed.passed, **parsed.values}[name] == expected, text
 
 

@@ -87,7 +87,7 @@ def job(tmp_path: Path, *argv: str) -> dict[str, object]:
     "argv",
     [
         ["--class_weight", "balanced"],
-        ["--lora_alpha", "8"],
+        ["--lora_alpha", "8", "--lora_r", "4"],
         ["--adam_beta1", "0.8"],
         ["--optim_args", "momentum=0.9"],
         ["--lr_scheduler_kwargs", '{"num_cycles": 2}', "--lr_scheduler_type", "cosine"],
