@@ -82,8 +82,8 @@ _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
 # mpirun's lines about the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
 _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
-# Output of dying threads and multiprocessing's processes, which the script may not notice.
-DEATH = r"(?:Exception in thread .+|Process \S+):$"
+# Output of dying threads, tasks and multiprocessing's processes, which the script may not notice.
+DEATH = r"(?:Exception in thread .+|Process \S+):$|Task exception was never retrieved$"
 _FAULT_FRAME = r'  File "(.+)", line (\d+) in (.+)'  # as faulthandler writes it
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
 

@@ -363,6 +363,18 @@ def test_a_thread_or_process_that_dies_unnoticed_is_told(
     assert f"exit code 0, but an exception ended a process or thread: {words}" in result.stderr
 
 
+def test_a_task_of_asyncio_that_dies_unnoticed_is_told(scripted: Tree) -> None:
+    scripted.script(
+        "import asyncio\n"
+        "async def work(): raise ValueError('alone')\n"
+        "async def main():\n    task = asyncio.create_task(work())\n    await asyncio.sleep(0)\n"
+        "asyncio.run(main())"
+    )
+    result = scripted.train()
+    assert (result.returncode, scripted.failure) == (0, None)
+    assert "exit code 0, but an exception ended a process or thread: Task" in result.stderr
+
+
 @pytest.fixture
 def two_by_mpi(scripted: Tree) -> Tree:
     if shutil.which("mpirun") is None:

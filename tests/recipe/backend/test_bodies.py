@@ -242,6 +242,13 @@ def test_an_unknown_accept_is_named() -> None:
         answers.write_answer(ANSWER, "image/png")
 
 
+def test_a_type_that_cannot_hold_the_answer_gives_way_to_the_next() -> None:
+    accepted = "application/x-npy, application/json;q=0.5"
+    assert answers.write_answer(ANSWER, accepted)[1] == "application/json"
+    with pytest.raises(UnsupportedContentType, match="Only vectors"):
+        answers.write_answer(ANSWER, "application/x-npy")
+
+
 def npy(array: object) -> bytes:
     out = io.BytesIO()
     np.save(out, np.asarray(array), allow_pickle=True)

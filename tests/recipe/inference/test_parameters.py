@@ -194,6 +194,9 @@ def test_an_encoder_decoder_samples_only_if_asked(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match=f"{name} has no effect without do_sample: true"):
             served.ask({"inputs": TEXTS[0], "parameters": {name: value}})
     assert served.ask({"inputs": TEXTS[0], "temperature": 1e-30, "max_new_tokens": 4})
+    for kind in ("length", "new_tokens"):
+        with pytest.raises(BadRequest, match=f"min_{kind} is 9, max_{kind} 3"):
+            served.ask({"inputs": TEXTS[0], f"min_{kind}": 9, f"max_{kind}": 3})
 
 
 POOLINGS = ["cls", "weightedmean"]

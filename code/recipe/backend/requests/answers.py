@@ -68,13 +68,16 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     writers: Mapping[str, Any] = _STREAM_WRITERS if streams else _WRITERS
     # A stream is not one JSON document. Clients that accept JSON get events, as from TGI.
     spellings = SPELLINGS | ({JSON: EVENTS} if streams else {})
+    refusals = []
     for kind in accept_header.preferred(accept, list(writers), spellings):
-        if kind == CSV and _HEADER.search(accept):
-            return _csv(prediction, with_header=True), f"{CSV}; header=present"
-        return writers[kind](prediction), kind
-    raise UnsupportedContentType(
-        f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
-    )
+        try:
+            if kind == CSV and _HEADER.search(accept):
+                return _csv(prediction, with_header=True), f"{CSV}; header=present"
+            return writers[kind](prediction), kind
+        except UnsupportedContentType as error:
+            refusals.append(error)
+    message = f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
+    raise refusals[0] if refusals else UnsupportedContentType(message)
 
 
 def _begun(pieces: Iterator[Any]) -> Iterator[Any]:

@@ -159,6 +159,10 @@ class TextGenerator(ServedTask):
         chosen = {k: v for k, v in parameters.items() if k in _WRITING}
         if set(chosen) >= _LENGTHS:
             raise BadRequest("max_new_tokens and max_length are both given. Give one.")
+        for kind in ("length", "new_tokens"):
+            least, longest = chosen.get(f"min_{kind}"), chosen.get(f"max_{kind}")
+            if least is not None and longest is not None and least > longest:
+                raise BadRequest(f"min_{kind} is {least}, max_{kind} {longest}.", f"min_{kind}")
         left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
         usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
         options = {**usual, **chosen}

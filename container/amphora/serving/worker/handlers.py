@@ -239,7 +239,7 @@ def _check_code(
             " inference.py.",
         )
     if user is None:
-        paths = sorted(code_dir.glob("*.py"))
+        paths = sorted({*code_dir.glob("*.py"), *code_dir.glob("[Ii]nference.*")})
         folder = model_dir or code_dir
         others = {path for name in ("*", "*/*", "*/*/*") for path in folder.glob(f"{name}.py")}
         for path in [*paths, *sorted(others - {*paths})]:
@@ -247,7 +247,8 @@ def _check_code(
             if path in paths or path.stem.lower() == "inference":
                 names = names | {"predict", "load_model"}
             unused = [name for name in handler_files.unused_names(path) if name in names]
-            if unused or (path in paths and path.stem.lower() in _SERVERS):
+            stem = path.name.lower().partition(".")[0]  # also of inference.py.txt
+            if unused or (path in paths and stem in _SERVERS):
                 what = f", which defines {', '.join(unused)}," if unused else ""
                 choice = ""
                 if path.is_relative_to(code_dir):

@@ -170,6 +170,8 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
     ("name", "code", "words"),
     [
         ("code/Inference.py", "", "Inference.py is not run"),
+        ("code/inference.py.txt", "def model_fn(d): pass", "defines model_fn, is not run"),
+        ("code/inference.ipynb", "{}", "inference.ipynb is not run"),
         ("code/serve.py", "", "serve.py is not run"),
         ("code/predict.py", "", "predict.py is not run"),
         ("code/model.py", "def handle(inputs): pass", "defines handle, is not run"),
