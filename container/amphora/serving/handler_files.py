@@ -56,9 +56,14 @@ def unused_names(path: Path) -> list[str]:
     """Return the public names that a file defines, imports or assigns, and does not use itself,
     except as a program. Decorated classes are used by their decorators."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # Its import reports it.
+        content = path.read_bytes()
+        tree = ast.parse(content)
+    except (OSError, ValueError):
         return []
+    except SyntaxError:  # If the file is not imported, nothing else reports it.
+        return re.findall(
+            r"(?m)^(?:async def|def|class) +(\w+)", content.decode("utf-8", "replace")
+        )
     body = [
         node
         for node in tree.body

@@ -24,6 +24,8 @@ from amphora.common.errors import CodeError, did_you_mean
 from amphora.serving import handler_files
 
 LOG = logging.getLogger("amphora.worker")
+# Packages with which only TorchServe, AWS's older servers, DJL and Triton run code.
+_OTHER_SERVERS = {"ts", "mms", "sagemaker_containers", "djl_python", "triton_python_backend_utils"}
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
@@ -136,10 +138,10 @@ def _import_error(path: Path, error: Exception) -> CodeError:
     advice = transformers4.remedy(str(error))
     if isinstance(error, ModuleNotFoundError) and not advice:
         what = f"it needs the module {error.name!r}, which is not installed"
-        return CodeError(
-            f"{path} cannot be imported: {what} ({location}).",
-            "Add its package to the model's code/requirements.txt, or its file to code/.",
-        )
+        remedy = "Add its package to the model's code/requirements.txt, or its file to code/."
+        if (error.name or "").partition(".")[0] in _OTHER_SERVERS:
+            remedy = "That is of another server or image: leave it out, and define model_fn."
+        return CodeError(f"{path} cannot be imported: {what} ({location}).", remedy)
     return CodeError(
         f"{path} cannot be imported: {type(error).__name__}: {error} ({location}).",
         advice or "Correct the error in that code.",

@@ -148,6 +148,7 @@ def test_context_is_decided_by_the_parameters(
             ["input_handler to input_fn", "output_handler to output_fn"],
         ),
         ("from helper_of_json import loads as predict", ["Rename predict to predict_fn"]),
+        ("from ts.torch_handler import base_handler", ["module 'ts'", "of another server"]),
         ("class Predictor:\n  def predict(self): pass", ["Predictor, and no function that"]),
         ("class Server:\n  pass\nserver = Server()", ["defines server, and no function that"]),
         (
@@ -172,6 +173,7 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
         ("code/Inference.py", "", "Inference.py is not run"),
         ("code/inference.py.txt", "def model_fn(d): pass", "defines model_fn, is not run"),
         ("code/inference.ipynb", "{}", "inference.ipynb is not run"),
+        ("code/mine.py", "def model_fn(d):\nreturn 1", "defines model_fn, is not run"),
         ("code/serve.py", "", "serve.py is not run"),
         ("code/predict.py", "", "predict.py is not run"),
         ("code/model.py", "def handle(inputs): pass", "defines handle, is not run"),
