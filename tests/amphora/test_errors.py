@@ -74,9 +74,17 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (job, {"hyperparameters": "{"}, ("hyperparameters.json", "not valid JSON")),
     (job, {"hyperparameters": "[1]"}, ("hyperparameters.json", "'[1]'", "not a JSON object")),
     (job, {"hyperparameters": "[" * 100_000}, ("hyperparameters.json", "not valid JSON")),
+    *((job, {"hyperparameters": {key: "1"}}, (repr(key), "usable name", "'='")) for key in ("", "a=b")),
+    (job, {"hyperparameters": {"a": "x\0y"}}, ("'a'", "NUL")),
+    (job, {"hyperparameters": {"sagemaker_job_name": "\ud800"}}, ("'sagemaker_job_name'", "surrogate")),
     (job, {"hyperparameters": {"sagemaker_container_log_level": "loud"}}, ("log_level", "loud")),
     (job, {"inputdataconfig": {"train": {}}}, ("'train'", "does not exist", "Mount")),
-    (job, {"resourceconfig": {"current_host": "a", "hosts": []}}, ("'hosts'", "[]")),
+    *((job, {"inputdataconfig": {name: {}}}, (f"a channel {name!r}", "1 to 64")) for name in ("../x", "..", "", "a=b", "a/b")),
+    *((job, {"resourceconfig": {"current_host": "a", "hosts": hosts}}, (f"'hosts' is {hosts!r}", "algo-1"))
+      for hosts in ([], None, ["a", 2], ["a", ["b"]])),
+    *((job, {"resourceconfig": {**GROUPED, "instance_groups": groups}}, (f"'instance_groups' is {groups!r}", "instance_type"))
+      for groups in (1, "g", [1], [{"hosts": ["a"]}], [{"instance_group_name": "g"}],
+                     [{"instance_group_name": "g", "hosts": ["other"]}])),
     (job, {"resourceconfig": {"current_host": "a", "hosts": ["b"]}}, ("'current_host'", "'a'")),
     (job, {"resourceconfig": GROUPED, "hyperparameters": {"sagemaker_distribution_instance_groups": '["h"]'}},
      ("sagemaker_distribution_instance_groups", "['h']", "['g']")),

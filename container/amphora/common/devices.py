@@ -55,16 +55,12 @@ def detect(environ: Mapping[str, str]) -> Devices:
             reasons = [detected.reason]
             break
     return Devices(
-        kind=kind.name,
-        accelerators=detected.usable,
-        neuron_cores=detected.listed,
-        cpus=usable_cpus(),
-        variables=detected.variables,
+        kind=kind.name, accelerators=detected.usable, neuron_cores=detected.listed,
+        cpus=usable_cpus(), variables=detected.variables,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         has_other=any((_DEV / name).exists() for name in _OTHERS),
-        efa=any(Path("/dev/infiniband").glob("uverbs*")),
-        reason="; ".join(reasons),
-    )
+        efa=any(Path("/dev/infiniband").glob("uverbs*")), reason="; ".join(reasons),
+    )  # fmt: skip
 
 
 def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -20,6 +20,8 @@ UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_na
 """Keys of the platform without its prefix."""
 GROUPS_KEY = "sagemaker_distribution_instance_groups"
 """The instance groups on which a distribution runs."""
+# What argv and variables cannot hold; U+DC80 to U+DCFF stand for bytes.
+_UNREPRESENTABLE = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
 
 
 class Paths:
@@ -121,6 +123,12 @@ def read_job(environ: Mapping[str, str]) -> Job:
     arguments: dict[str, Any] = {}
     for key, text in _read_object(paths.config / "hyperparameters.json", {}).items():
         value = decode(text)
+        if not key or "=" in key or _UNREPRESENTABLE.search(key + to_argument(value)):
+            raise ConfigError(
+                f"The hyperparameter {key!r} has no usable name, or has a NUL or half of a"
+                " surrogate pair, which cannot be passed to a program.",
+                "Name it without '=', and write such a character as an escape.",
+            )
         if key.startswith("sagemaker_") or key in UNPREFIXED_KEYS:
             platform[key] = value
         else:
@@ -130,14 +138,21 @@ def read_job(environ: Mapping[str, str]) -> Job:
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
     _check_channels(channels, paths)
-    hosts, current = resources.get("hosts"), resources.get("current_host")
-    if not isinstance(hosts, list) or current not in hosts:
+    hosts, current = resources.get("hosts", []), resources.get("current_host", "")
+    groups = resources.get("instance_groups") or []
+    try:
+        known = [group["instance_group_name"] for group in groups]
+        named = {current, *(host for group in groups for host in group["hosts"])}
+        are_hosts = named <= set(hosts) and all(isinstance(host, str) for host in hosts)
+    except (TypeError, LookupError):
+        are_hosts = False
+    if not are_hosts:
         raise ConfigError(
-            f"resourceconfig.json: 'current_host' is {current!r}, which is not among 'hosts'"
-            f" {hosts!r}.",
-            'Write for example {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}.',
+            f"resourceconfig.json: 'current_host' is {current!r}, 'hosts' is {hosts!r} and"
+            f" 'instance_groups' is {groups!r}.",
+            'Write {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}; a group has an'
+            " instance_group_name, an instance_type and some of these hosts.",
         )
-    known = [group["instance_group_name"] for group in resources.get("instance_groups") or []]
     chosen = platform.get(GROUPS_KEY)
     is_known = isinstance(chosen, list) and all(name in known for name in chosen)
     if known and chosen is not None and not is_known:
@@ -150,18 +165,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",
         )
     return Job(
-        paths=paths,
-        hyperparameters=hyperparameters,
-        arguments=arguments,
-        sagemaker=platform,
-        input_data_config=channels,
-        resource_config=resources,
-        hosts=tuple(sorted(set(hosts))),
-        current_host=str(current),
-        entry_point=str(program) if program else None,
-        submit_directory=str(submit or paths.code),
-        log_level=int(log_level),
-    )
+        paths=paths, hyperparameters=hyperparameters, arguments=arguments, sagemaker=platform,
+        input_data_config=channels, resource_config=resources, hosts=tuple(sorted(set(hosts))),
+        current_host=current, entry_point=str(program) if program else None,
+        submit_directory=str(submit or paths.code), log_level=int(log_level),
+    )  # fmt: skip
 
 
 def decode(value: Any) -> Any:
@@ -194,7 +202,7 @@ def _read_object(path: Path, default: dict[str, Any]) -> dict[str, Any]:
         value = json.loads(text)
     except FileNotFoundError:
         return default
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not valid JSON: {error}.", "Write one JSON object."
         ) from error
@@ -216,6 +224,11 @@ def _channels_found(data: Path) -> dict[str, Any]:
 
 def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
     for name, settings in config.items():
+        if not re.fullmatch(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", name):
+            raise ConfigError(
+                f"inputdataconfig.json names a channel {name!r}.",
+                "A channel's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            )
         mode = settings.get("TrainingInputMode") if isinstance(settings, dict) else None
         # Pipe mode has one FIFO for each epoch instead of a folder: <channel>_0, <channel>_1 ...
         if mode != "Pipe" and not (paths.data / name).exists():

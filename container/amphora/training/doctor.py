@@ -75,8 +75,10 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
         yield Finding(ERROR, "configuration", str(error))
         return
     logs.remember(logs.secret_values(job.hyperparameters))
-    names = ", ".join(sorted(job.hyperparameters)) or "none"
-    yield Finding(OK, "configuration", f"hyperparameters: {names}")
+    file = job.paths.config / "hyperparameters.json"
+    names = ", ".join(sorted(job.hyperparameters)) or f"none in {file}"
+    level = OK if file.exists() else WARNING
+    yield Finding(level, "configuration", f"hyperparameters: {names}")
     if not job.channels:
         yield Finding(WARNING, "channels", "there are no channels")
     for name, path in job.channels.items():

@@ -144,7 +144,8 @@ def _prepared(
     detected = f"amphora {__version__} on {host.kind}: {host.reason}"
     for note in (detected, *plan.notes):
         log.info("%s", note)
-    log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
+    none = f"none in {job.paths.config / 'hyperparameters.json'}"
+    log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or none)
     uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")
     intermediate = job.paths.output_intermediate
     # If the folder exists, the platform uploads what is written to it.

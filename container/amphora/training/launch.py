@@ -110,18 +110,12 @@ def plan(
     command = () if lends else _command(job, source, world, devices, complete, agent_dir)
     name = source.name if source.kind is ProgramKind.MODULE else str(source.path)
     return Launch(
-        what=name,
-        script=source.script if job.entry_point else None,
+        what=name, script=source.script if job.entry_point else None,
         installs=tuple(install_steps(source)) if job.entry_point else (),
-        argv=(*command, *arguments(job)),
-        environ=complete,
-        cwd=source.root,
-        lends=lends,
+        argv=(*command, *arguments(job)), environ=complete, cwd=source.root, lends=lends,
         agent_dir=agent_dir if is_mpi and len(world.hosts) > 1 and not lends else None,
-        cache=cache,
-        world_size=world.processes * len(world.hosts),
-        notes=(*world.notes, *notes),
-    )
+        cache=cache, world_size=world.processes * len(world.hosts), notes=(*world.notes, *notes),
+    )  # fmt: skip
 
 
 def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:

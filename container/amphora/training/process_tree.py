@@ -39,10 +39,11 @@ _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
-# Command lines of programs that only start the script's processes; the last one is of SDK v3.
+# Command lines of programs that only start the script's processes; the last one is of SDK v3. A
+# script may have an argument --deepspeed.
 _LAUNCHER = re.compile(
     r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b(?!\.py)"
-    r"|\baccelerate(?: |\.commands\.)launch\b|\bdeepspeed(?: |\.launcher\b)|/sm_drivers/"
+    r"|\baccelerate(?: |\.commands\.)launch\b|(?<!-)\bdeepspeed(?: |\.launcher\b)|/sm_drivers/"
 )
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
@@ -74,6 +75,8 @@ class Signals:
                 raise Interrupted
 
         previous = {number: signal.signal(number, on_stop) for number in _STOP_SIGNALS}
+        # Where a parent has set it to be ignored, no child leaves a status.
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield signals
         finally:
@@ -170,16 +173,13 @@ def run(
         for relay in relays:
             relay.source.close()
         signals.interrupts = interrupts
+    is_script = argv[0] == sys.executable and not _LAUNCHER.search(" ".join(argv[:3]))
     return Ended(
-        pid=child.pid,
-        is_script=argv[0] == sys.executable and not _LAUNCHER.search(" ".join(argv[:3])),
-        exit_code=1 if tree.status is None else tree.status,
-        stop_signal=signals.stop,
-        out_of_budget=out_of_budget,
-        oom_killed=_oom_kills() > oom_before,
-        death=relays[1].death,
+        pid=child.pid, is_script=is_script, exit_code=1 if tree.status is None else tree.status,
+        stop_signal=signals.stop, out_of_budget=out_of_budget,
+        oom_killed=_oom_kills() > oom_before, death=relays[1].death,
         tail=tuple(relays[1].tail or relays[0].tail),
-    )
+    )  # fmt: skip
 
 
 def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, link: Link | None) -> bool:
@@ -265,7 +265,8 @@ class _Tree:
             waits = self.status is None and (has_workers or is_helper)
             if not waits and pid not in self.signalled:
                 self.signalled.add(pid)
-                _signal(pid, number)
+                with contextlib.suppress(ProcessLookupError):  # It may have ended.
+                    os.kill(pid, number)
 
     def kill(self) -> None:
         for _ in range(10):
@@ -273,7 +274,8 @@ class _Tree:
             if not members:
                 return
             for pid in members:
-                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
             self.reap()
 
@@ -298,11 +300,6 @@ def _command(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     return []
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # It may have ended.
-        os.kill(pid, number)
 
 
 def _oom_kills() -> int:

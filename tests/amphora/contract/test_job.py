@@ -32,6 +32,14 @@ def test_a_switch_is_on_or_off(tree: Tree) -> None:
     assert not job.wants("sagemaker_x_enabled") and not job.wants("sagemaker_y_enabled")
 
 
+def test_a_folder_in_place_of_a_file_is_refused(tree: Tree) -> None:
+    # `docker run -v` creates one where the host has no such file.
+    tree.configure()
+    (tree.base / "input" / "config" / "resourceconfig.json").mkdir()
+    with pytest.raises(ConfigError, match=r"resourceconfig\.json .*Is a directory"):
+        read(tree)
+
+
 @pytest.mark.parametrize("level", ["20", '"20"', " 20 "])
 def test_a_log_level_is_a_number_or_the_text_of_one(tree: Tree, level: str) -> None:
     assert read(tree.configure({"sagemaker_container_log_level": level})).log_level == 20

@@ -121,6 +121,15 @@ def test_an_empty_channel(scripted: Tree) -> None:
     assert code == 1 and findings["channel train"][0]["level"] == "error"
 
 
+def test_a_missing_file_of_hyperparameters(scripted: Tree) -> None:
+    file = scripted.script("").base / "input" / "config" / "hyperparameters.json"
+    file.rename(file.with_name("hyperparameter.json"))
+    scripted.environ["SAGEMAKER_PROGRAM"] = "script.py"
+    finding = scripted.doctor()[1]["configuration"][0]
+    assert finding["level"] == "warning" and finding["detail"].endswith(f"none in {file}")
+    assert f"none in {file}" in scripted.train().stderr
+
+
 def test_a_users_script(tree: Tree) -> None:
     tree.script("import json, beside, no_such_thing\n").script("", "beside.py")
     code, findings = tree.configure({"sagemaker_program": "script.py"}).doctor()

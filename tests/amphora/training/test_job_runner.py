@@ -102,6 +102,7 @@ def test_intermediate_output_is_uploaded_by_the_platform_or_refused(tree: Tree) 
         ("python3 /opt/ml/code/train.py --lr 1", False),
         ("python3 /opt/ml/code/run-torchrun.py --lr 1", False),
         ("python3 accelerate_launch.py --plugin deepspeed", False),
+        ("python3 /opt/ml/code/train.py --deepspeed ds.json", False),
     ],
 )
 def test_launchers_are_known_by_their_command_lines(command: str, is_launcher: bool) -> None:
@@ -183,6 +184,12 @@ def test_the_rest_of_a_model_that_was_killed_half_written_is_not_uploaded(script
     job.communicate(timeout=60)
     assert job.returncode != 0
     assert list((scripted.base / "model").iterdir()) == []
+
+
+def test_a_job_ends_below_a_parent_that_ignores_the_end_of_children(scripted: Tree) -> None:
+    scripted.script("import sys\nsys.exit(3)")
+    ignoring = ["/bin/bash", "-c", "trap '' CHLD; exec \"$@\"", "bash"]
+    assert scripted.train(prefix=ignoring).returncode == 3
 
 
 def test_a_job_that_leaves_no_model_says_so(scripted: Tree) -> None:

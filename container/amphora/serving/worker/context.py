@@ -78,7 +78,7 @@ class Context:
     ) -> None:
         self.request_id = request_id
         self.request_ids = {0: request_id}
-        self.headers = Headers(headers)
+        self.headers: dict[str, str] = Headers(headers)
         self.session = session
         self.path = path
         self.session_closed = False
@@ -115,8 +115,7 @@ class Context:
         return self.request_ids.get(idx)
 
     def get_request_property(self, key: str) -> str | None:
-        value: str | None = self.headers.get(key)
-        return value
+        return self.headers.get(key)
 
     def get_request_properties(self) -> dict[str, str]:
         return self.headers

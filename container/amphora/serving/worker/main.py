@@ -91,12 +91,10 @@ def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | Non
         tasks = Path("/proc/self/task")
         is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
     loaded = Loaded(
-        batches="predict_batch_fn" in model_runner.handlers,
-        turns="turns_fn" in model_runner.handlers,
-        description=model_runner.description,
-        forkable=is_forkable,
+        batches="predict_batch_fn" in model_runner.handlers, forkable=is_forkable,
+        turns="turns_fn" in model_runner.handlers, description=model_runner.description,
         seconds=round(time.monotonic() - started, 3),
-    )
+    )  # fmt: skip
     gc.enable()
     # Return memory that loading has freed to the system, so that forks do not keep it.
     with contextlib.suppress(OSError, AttributeError):
