@@ -212,7 +212,8 @@ def _change(name: str, module: Any) -> None:
         def parse_known_args(self: Any, args: Any = None, namespace: Any = None) -> Any:
             values, rest = parse(self, args, namespace)
             known.update(self._option_string_actions)
-            if args is None and sys._getframe(1).f_code.co_name != "parse_args":
+            is_whole = args is None or args == sys.argv[1:]  # HfArgumentParser passes them on
+            if is_whole and sys._getframe(1).f_code.co_name != "parse_args":
                 left.update(word.partition("=")[0] for word in rest if word.startswith("--"))
             return values, rest
 

@@ -49,7 +49,7 @@ def test_what_a_process_without_the_hook_said_is_shown(scripted: Tree) -> None:
 
 
 PARSERS = """
-import argparse
+import argparse, sys
 first = argparse.ArgumentParser()
 first.add_argument("--learning-rate")
 _, rest = first.parse_known_args()
@@ -63,7 +63,7 @@ def test_arguments_that_no_parser_of_the_script_takes_are_named(tree: Tree) -> N
     """A script that asks for known arguments drops the others without a word."""
     given = {"learning_rate": "5e-5", "epochs": "2", "zzz": "1"}
     tree.configure({"sagemaker_program": "script.py", **given})
-    for again in ("", "rest"):
+    for again in ("", "rest", "sys.argv[1:]"):
         done = tree.script(PARSERS.format(again=again)).train()
         assert done.returncode == 0
         lines = [line for line in done.stderr.splitlines() if "no parser of the script" in line]
