@@ -106,6 +106,8 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)],
              ["known by name as the score", "label_column"]),
         ]),
+        ("reranking", [{"query": f"q{n}", "passage": "p", "label": n % 2} for n in range(9)],
+         {"listwise": "True"}, ["one text", "nothing would be learned", "Leave listwise out"]),
         *(("sentence-embedding", *case) for case in [
             ([{"id": 1, "url": "x"}] * 9, {}, ["no column that is known", "text_column="]),
             ([{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)], {}, ["Every row", "has 1 in column 'label'", "Leave the column out"]),

@@ -108,6 +108,12 @@ class Reranking(Task):
         is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
+        if is_listwise and self.hyperparameters.trains and counts.max(initial=1) == 1:
+            raise DataError(
+                "Each query of the training data has one text, and listwise=True compares the "
+                "texts of a query: nothing would be learned.",
+                "Leave listwise out, or give several texts for a query.",
+            )
         right = int((numbered_texts.scores(self.data.train) > 0).sum())
         loss = (
             "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
