@@ -28,6 +28,7 @@ _TRAINER_RANGES: Mapping[str, Valid] = {
     "gradient_accumulation_steps": AT_LEAST_1,
     "label_smoothing_factor": SHARE,
     "max_grad_norm": NOT_BELOW_0,
+    "dataloader_num_workers": NOT_BELOW_0,
     "adam_beta1": SHARE,
     "adam_beta2": SHARE,
     "adam_epsilon": ABOVE_0,
@@ -165,6 +166,13 @@ class Hyperparameters(DataSettings, ModelSettings):
             yield (
                 f"Without lora_r all weights are trained, and {of_adapters[0]} has no effect. Give "
                 f"lora_r, the rank of LoRA's adapters, or leave out {', '.join(of_adapters)}."
+            )
+        metric = str(self.passed.get("metric_for_best_model") or "loss")
+        is_lower_better = metric.endswith(("loss", "mse", "perplexity"))
+        if self.passed.get("greater_is_better") is is_lower_better:
+            yield (
+                f"greater_is_better={is_lower_better} would keep the worst weights by {metric}. "
+                "Leave it out."
             )
         if self.load_in_4bit and self.lora_r is None:
             yield (

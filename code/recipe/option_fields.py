@@ -17,7 +17,7 @@ AT_LEAST_1: Valid = (lambda value: value >= 1, "1 or more")
 ABOVE_0: Valid = (lambda value: value > 0, "a number above 0")
 BUDGET: Valid = (lambda value: 0 < value <= 1e9, "a number above 0, at most 1e9")
 NOT_BELOW_0: Valid = (lambda value: value >= 0, "0 or more")
-SHARE: Valid = (lambda value: 0 <= value < 1, "a number from 0 to 1")
+SHARE: Valid = (lambda value: 0 <= value < 1, "a number from 0 to below 1")
 
 
 class Effect(Enum):

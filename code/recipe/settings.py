@@ -69,7 +69,7 @@ class JobSettings:
         "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
         "log shows it.",
         "lr",
-        valid=ABOVE_0,
+        valid=(lambda value: 0 < value <= 1, "a number above 0, at most 1"),
     )
     warmup_steps: float = option(
         0.1,

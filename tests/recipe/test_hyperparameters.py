@@ -87,7 +87,7 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["stray"], ["'stray'", "--key value"]),
         (["--lr", "nan"], ["learning_rate", "nan", "above 0"]),
         (["--weight_decay", "-0.1"], ["weight_decay", "-0.1", "0 or more"]),
-        (["--lora_dropout", "1.5"], ["lora_dropout", "1.5", "from 0 to 1"]),
+        (["--lora_r", "8", "--lora_dropout", "1.5"], ["lora_dropout", "1.5", "from 0 to below 1"]),
         (["--gradient_accumulation_steps", "0"], ["gradient_accumulation_steps", "1 or more"]),
         (["--batch_size", "8.5"], ["per_device_train_batch_size", "'8.5'", "int"]),
         (["--load_in_4bit", "True"], ["load_in_4bit", "lora_r"]),
@@ -427,3 +427,21 @@ def test_a_broken_checkpointconfig_is_refused(tmp_path: Path) -> None:
         paths.from_environment(environ)
     with pytest.raises(ConfigError, match=r"checkpointconfig.json is not valid JSON"):
         _ = job.Paths.from_environment(environ).checkpoints
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--lr", "5e5"], "at most 1"),
+        (
+            ["--metric_for_best_model", "accuracy", "--greater_is_better", "False"],
+            "would keep the worst weights by accuracy",
+        ),
+        (["--greater_is_better", "True"], "would keep the worst weights by loss"),
+        (["--adam_beta1", "1.0"], "from 0 to below 1"),
+        (["--dataloader_num_workers", "-1"], "0 or more"),
+    ],
+)
+def test_values_that_would_train_something_else_are_refused(argv: list[str], words: str) -> None:
+    with pytest.raises(HyperparameterError, match=words):
+        arguments.parse(argv)
