@@ -15,7 +15,7 @@ from enum import Enum
 from recipe.option_fields import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
-_NUMBER = re.compile(r"\d+$|[\s_-][a-e]$")
+_NUMBER = re.compile(r"\d+$|[\s_-][a-eA-E]$|(?<=[a-z])[A-E]$")
 
 
 class Kind(Enum):
@@ -54,6 +54,8 @@ class Column:
     """The hyperparameter that names the column; without one, `columns` does."""
     names_of_task: Sequence[str] = ()
     """More aliases, which count only if the hyperparameter `task` is given."""
+    weak_names: Sequence[str] = ()
+    """Names that count only if no other column may be meant: `title` may be a part of a text."""
     is_optional: bool = False
     is_target: bool = False
     """Whether training learns it: requests and unlabelled test files lack it."""
@@ -152,6 +154,12 @@ INT8_OPTIONS = ("quantize", "max_score_loss", "max_flips")
 """Hyperparameters of the tasks whose encoders can be quantized."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})
 """Normalized names of columns that may stand beside texts without a question."""
+DESCRIPTIONS = frozenset({
+    *("date", "datetime", "time", "timestamp", "created", "createdat", "updatedat", "year"),
+    *("author", "authors", "user", "username", "source", "link", "lang", "language", "locale"),
+    *("country", "city", "state", "location", "version", "file", "filename", "path", "license"),
+})  # fmt: skip
+"""Normalized names of columns that describe a sample and are no part of it."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -162,8 +170,8 @@ def normalized(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def stem(name: str) -> str:
-    """Return a normalized name without its number or letter: `negative` for `negative_1`."""
-    return normalized(_NUMBER.sub("", name.strip().lower()))
+    """Return a normalized name without its number or letter: `answer` for `answer_1`, `answerA`."""
+    return normalized(_NUMBER.sub("", name.strip()))
 
 
 def pair_forms(
@@ -191,7 +199,13 @@ TEXT_NAMES = (
     *("query", "utterance", "headline", "title", "input", "inputs", "abstract", "claim", "email"),
     *("essay", "excerpt", "post", "statement", "utt"),
 )
-TEXT = Column(role="text", names=TEXT_NAMES, kind=Kind.TEXT, setting="text_column")
+TEXT = Column(
+    role="text",
+    names=TEXT_NAMES,
+    kind=Kind.TEXT,
+    setting="text_column",
+    weak_names=("title", "headline", "description"),
+)
 TEXT_PAIR = Column(
     role="text_pair", names=("text_pair",), kind=Kind.TEXT, setting="text_pair_column"
 )
@@ -209,7 +223,12 @@ PAIR_LABEL_NAMES = (
     *(*SCORE_NAMES, "entailment_judgment", "entailment", "esci_label"),
 )
 LABEL = Column(
-    role="label", names=LABEL_NAMES, setting="label_column", is_target=True, is_list=True
+    role="label",
+    names=LABEL_NAMES,
+    setting="label_column",
+    weak_names=("score", "category", "topic"),  # `score` may count votes
+    is_target=True,
+    is_list=True,
 )
 TWINS = [
     (f"{name}{first}", f"{name}{second}")
@@ -272,6 +291,8 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
             *("role", "parent_id", "completions", "distractor", "correct_answer", "selftext"),
+            *("pros", "cons", "transcript", "transcription", "lyrics", "plot", "synopsis"),
+            "summary",
         ),
         LEARNED_PARTS: (
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),

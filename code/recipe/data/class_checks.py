@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from recipe.data import labels
-from recipe.data.files.part import Part, is_list, is_number, is_string
-from recipe.data.values import DATE
+from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError
 
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
@@ -31,6 +30,8 @@ def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
             none in common; they are dates, numbers with decimal commas, or several classes in one
             cell (most pieces between separators are labels of other rows).
     """
+    one_class = "or problem_type=single_label_classification if each of them is one class."
+    _check_all_have_names(parts, column, one_class)
     distinct: set[str] = set()
     are_strings = True
     for part in parts:
@@ -39,7 +40,6 @@ def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
             return
         are_strings = are_strings and is_string(values.type)
         distinct |= {str(v).strip() for v in values.unique().to_pylist() if v not in (None, "")}
-    one_class = "or problem_type=single_label_classification if each of them is one class."
     if all(map(is_number, distinct)):
         one_class = f"problem_type=regression if they are numbers, {one_class}"
     path = parts[0].path
@@ -139,6 +139,23 @@ def check_lists(parts: Sequence[Part], column: str, row_count: int) -> None:
         "Name the column of the classes in label_column, or give "
         "problem_type=multi_label_classification if each item is a class.",
     )
+
+
+def _check_all_have_names(parts: Sequence[Part], column: str, one_class: str) -> None:
+    """Raise DataError if some files have class names and others other values: 0 may be the first
+    of these names."""
+    named = [part for part in parts if column in part.class_names]
+    others = [part for part in parts if part not in named and not is_list(part.table[column].type)]
+    if not (named and others):
+        return
+    names = named[0].class_names[column]
+    values = sorted({str(v) for part in others for v in part.table[column].unique().to_pylist()})
+    if not {*values} & {*names}:
+        raise DataError(
+            f"Column {column!r} has the class names {', '.join(names[:5])} in {named[0].path}, and "
+            f"others in {others[0].path}, such as {values[0]!r}.",
+            f"Write these names into all files, {one_class}",
+        )
 
 
 def _check_files_share_classes(parts: Sequence[Part], column: str, one_class: str) -> None:

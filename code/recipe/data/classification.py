@@ -27,7 +27,7 @@ from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import ANSWER, NOT_ACCEPTED, Read, describe_files, read_columns
 from recipe.errors import DataError, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -91,7 +91,15 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     if settings.problem_type is None and settings.class_names is None:
         class_checks.CHECKS[shape.problem](trained, label, sum(rows))
     spelled = [label_of_row for part in trained for label_of_row in shape.spell(part, label)]
-    known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
+    try:
+        known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
+    except DataError as error:
+        if any(NOT_ACCEPTED in note for note in notes):
+            raise DataError(
+                f"{error} {' '.join(note for note in notes if NOT_ACCEPTED in note)}",
+                f"Give label_column={ANSWER} to learn what was accepted.",
+            ) from error
+        raise
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
     splits = set().union(*hosts.gather(set(read)))

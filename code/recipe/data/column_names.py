@@ -21,9 +21,12 @@ def plain(name: str) -> str:
 
 
 SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "eval", "evaluation", "dev", "development"),
-    "test": ("test", "testing", "holdout", "heldout"),
+    "train": ("train", "training", "trn"),
+    "validation": (
+        *("validation", "valid", "val", "eval", "evaluation", "dev", "development"),
+        *("devel", "validate"),
+    ),
+    "test": ("test", "testing", "holdout", "heldout", "tst"),
 }
 """The splits, and the words that name them in channels, folders, files and columns."""
 
@@ -37,13 +40,15 @@ _WORDS = {word: split for split, words in SPLITS.items() for word in words}
 _AMONG_WORDS = re.compile(r"[^a-z]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ENDING = re.compile(r"(set|data|file|split)?s?")
+_LETTERED = {"testa": "test", "testb": "test"}
+"""The words of CoNLL-2003's files that hold no training data."""
 
 
 def splits_in(name: str) -> set[str]:
     """Return the splits that a name mentions: train for `imdb_train-00001` and `trainSet`."""
     spaced = _HUMP.sub(" ", name).lower()
     words = _AMONG_WORDS.split(re.sub(r"h(o|e)ld[-_ ]out", "holdout", spaced))
-    return {
+    return {_LETTERED[word] for word in words if word in _LETTERED} | {
         split
         for word in words
         for known, split in _WORDS.items()

@@ -6,10 +6,11 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import DATE, Part, is_number, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import COLUMN_SETTINGS, DataSettings, separated
 from recipe.spec import Column, Kind, TaskSpec
@@ -17,6 +18,9 @@ from recipe.spec import Column, Kind, TaskSpec
 _IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
 """Names of columns that messages propose only if there are no others."""
 _SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
+_SAMPLE_ROWS = 1_000
+_INDICATORS = ("0", "1", "0.0", "1.0")
+_FLAGS = (*_INDICATORS, "true", "false")
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
 
@@ -29,6 +33,7 @@ class ColumnsError(DataError):
         advice: What else to do.
         missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
         is_near: Whether any role has a column.
+        is_close: Whether two or more have one, and a single role has none.
         is_rival: Whether columns of a sample would not be read.
     """
 
@@ -39,11 +44,13 @@ class ColumnsError(DataError):
         advice: str = "",
         missing: int = 0,
         is_near: bool = True,
+        is_close: bool = False,
         is_rival: bool = False,
     ) -> None:
         super().__init__(message, remedy(lines, advice))
         self.lines, self.advice = lines, advice
         self.missing, self.is_near, self.is_rival = missing, is_near, is_rival
+        self.is_close = is_close
 
 
 def remedy(lines: Sequence[str], advice: str = "") -> str:
@@ -80,6 +87,12 @@ def _joined(pairs: Sequence[str], settings: DataSettings) -> str:
     return " ".join([*others, *([f"columns={','.join(roles)}"] if len(roles) > is_given else [])])
 
 
+def named_settings(settings: DataSettings) -> str:
+    """Return the hyperparameters that name columns, for messages."""
+    names = [name for name in (*COLUMN_SETTINGS, "columns") if getattr(settings, name)]
+    return ", ".join(f"{name}={getattr(settings, name)}" for name in names)
+
+
 def takes_pairs(spec: TaskSpec) -> bool:
     """Return whether a task reads pairs of texts."""
     return any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
@@ -94,18 +107,18 @@ def naming_lines(
         read: The columns that have a role, or are ignored.
     """
     others = [name for name in part.table.column_names if name not in read]
-    others = [name for name in others if not _IDENTIFIER.search(name)] or others
+    others = [name for name in others if not is_identifier(name)] or others
+    others = [name for name in others if _sample(part, name)]
     candidates = [
-        [
-            name
-            for name in others
-            if column.kind is not Kind.TEXT or is_string(part.table.schema.field(name).type)
-        ]
+        [name for name in others if column.kind is not Kind.TEXT or may_be_text(part, name)]
         for column in missing
     ]
     sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
-    if not sets or (len(sets) > _SHOWN_LINES and len(missing) > 1):
+    if not sets:
         return [_joined([f"{column.naming}..." for column in missing], settings)]
+    if len(sets) > _SHOWN_LINES and len(missing) > 1:
+        # The next refusal proposes the others.
+        return naming_lines(part, missing[:1], read, settings)
     lines = [
         _joined(
             [f"{column.naming}{quoted(n)}" for column, n in zip(missing, names, strict=True)],
@@ -114,17 +127,36 @@ def naming_lines(
         for names in sets
     ]
     if len(missing) == 1 and missing[0].is_list:
-        nested = {field.name for field in part.table.schema if pa.types.is_nested(field.type)}
-        indicators = [
-            name
-            for name in others
-            if name not in nested
-            and {*map(str, part.distinct(name, 2) or ["none"])} <= {"0", "1", "0.0", "1.0"}
-        ]
+        indicators = [name for name in others if is_flag(part, name, _INDICATORS)]
         if len(indicators) > 1:
             several = f"{missing[0].naming}{quoted(','.join(indicators))}"
             lines.insert(0, f"{several} for several labels")
     return lines[:_SHOWN_LINES]
+
+
+def is_identifier(name: str) -> bool:
+    """Return whether a column's name says that it holds identifiers of rows, or of other things."""
+    return _IDENTIFIER.search(name) is not None
+
+
+def may_be_text(part: Part, name: str) -> bool:
+    """Return whether a column holds strings that are not all numbers or dates."""
+    cells = _sample(part, name) if is_string(part.table.schema.field(name).type) else []
+    return not all(is_number(cell) or DATE.fullmatch(cell.strip()) for cell in cells)
+
+
+def is_flag(part: Part, name: str, words: Collection[str] = _FLAGS) -> bool:
+    """Return whether a column holds only some of these words."""
+    if pa.types.is_nested(part.table.schema.field(name).type):
+        return False
+    values = part.distinct(name, 2) or ["none"]
+    return {str(value).lower() for value in values} <= {*words}
+
+
+def _sample(part: Part, name: str) -> list[Any]:
+    """Return the values in the first rows of a column."""
+    cells = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
+    return [cell for cell in cells if cell not in NOTHING]
 
 
 def languages(part: Part, spec: TaskSpec) -> list[str]:
@@ -170,7 +202,23 @@ def check_named(part: Part, settings: DataSettings) -> None:
     requested = {key: split_names(part, value) for key in COLUMN_SETTINGS
                  if (value := getattr(settings, key))}  # fmt: skip
     requested["columns"] = list(settings.columns_by_role.values())
-    requested["ignore_columns"] = settings.ignored_columns
+    _check_exist(requested, names, f"{part.path} has")
+
+
+def check_ignored(parts: Sequence[Part], settings: DataSettings) -> None:
+    """Check that some file has each column that ignore_columns names.
+
+    Raises:
+        DataError: no file has one or more.
+    """
+    names = list(dict.fromkeys(name for part in parts for name in part.table.column_names))
+    where = f"{parts[0].path} has" if len(parts) == 1 else "the files have"
+    _check_exist({"ignore_columns": settings.ignored_columns}, names, where)
+
+
+def _check_exist(
+    requested: Mapping[str, Sequence[str]], names: Sequence[str], which_have: str
+) -> None:
     wrong = {
         name: key
         for key, columns in requested.items()
@@ -182,7 +230,7 @@ def check_named(part: Part, settings: DataSettings) -> None:
         values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())
         meant = " ".join(dict.fromkeys(filter(None, (did_you_mean(name, names) for name in wrong))))
         raise DataError(
-            f"{values}, but {part.path} has the columns {', '.join(names)}.",
+            f"{values}, but {which_have} the columns {', '.join(names)}.",
             meant or f"Name one of them in {' and '.join(dict.fromkeys(wrong.values()))}.",
         )
 

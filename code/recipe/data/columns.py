@@ -19,7 +19,11 @@ from recipe.data.column_settings import (
     ColumnsError,
     check_named,
     examples,
+    is_flag,
+    is_identifier,
     languages,
+    may_be_text,
+    named_settings,
     naming_lines,
     quoted,
     several_candidates,
@@ -30,6 +34,7 @@ from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError
 from recipe.settings import COLUMN_SETTINGS, DataSettings
 from recipe.spec import (
+    DESCRIPTIONS,
     HEADS_OF_TEXTS,
     IDENTIFIERS,
     TEXTS_OF_SAMPLES,
@@ -151,11 +156,14 @@ def select(
     settings: DataSettings,
     training: Selection | None = None,
     is_detection: bool = False,
+    is_trained: bool = True,
 ) -> Selection:
     """Return the columns of the first form of a task that a file has.
 
     Args:
         training: The columns of the training data: other files must have the same.
+        is_trained: Whether its rows are trained on. If they are only scored, columns that the
+            training data lacks are left out.
         is_detection: Leave out what counts only if the hyperparameter `task` is given.
 
     Raises:
@@ -163,7 +171,10 @@ def select(
             column that belongs to a sample would not be read. The remedy has the line to give.
     """
     if training is not None and not spec.mixes_forms:
-        return _same_columns(part, training)
+        same = _same_columns(part, training)
+        if is_trained and (repeated := _match(part, same.form, settings, False)) is not None:
+            _check_unread(part, spec, repeated, same, settings, is_first=False)
+        return same
     check_named(part, settings)
     codes, matches = (settings.source_lang, settings.target_lang), []
     for form in spec.forms:
@@ -198,6 +209,7 @@ def select(
             columns = {role: tuple(names) for role, names in match.columns.items() if names}
             selection = Selection(form=match.form, columns=columns)
             _check_unread(part, spec, match, selection, settings)
+            _check_weak_names(part, spec, match, selection, settings)
             return selection
     if complete:
         candidates = {column: complete[0].columns[column.role] for column in complete[0].ambiguous}
@@ -297,13 +309,12 @@ def _no_candidate(
 ) -> DataError:
     """Return the refusal of a file that has no form of a task, by the form that lacks least."""
     if not matches:
-        named = [key for key in (*COLUMN_SETTINGS, "columns") if getattr(settings, key)]
-        shown = ", ".join(f"{key}={getattr(settings, key)}" for key in named)
         return ColumnsError(
-            f"{spec.name} has no form of data with all the columns that are named: {shown}.",
+            f"{spec.name} has no form of data with all the columns that are named: "
+            f"{named_settings(settings)}.",
             [],
             "Leave some out; docs/DATA.md lists the columns of each task.",
-            len(named) + 1,
+            len(settings.named_columns) + 1,
             is_near=False,
         )
     usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
@@ -317,28 +328,45 @@ def _no_candidate(
         ),
     )
     missing = match.missing
+    advice = "docs/DATA.md lists the names that are known."
     if lines := languages(part, spec):
         missing = missing[:1]
+    elif part.table.num_rows == 1 and ".json" in part.path.suffixes:
+        advice = 'It has one row: write a list of rows, [{"text": "...", "label": "..."}, ...].'
     else:
         read = {*itertools.chain(*match.columns.values()), *settings.ignored_columns}
         lines = naming_lines(part, missing, read, settings)
+        pairs = (m for m in usual if [c.kind for c in m.missing] == [Kind.TEXT, Kind.TEXT])
+        if not read and (pair := next(pairs, None)) is not None:
+            of_pair = naming_lines(part, pair.missing, read, settings)
+            lines = list(dict.fromkeys([*lines, *of_pair]))
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
         f"columns are {examples(part, part.table.column_names)}.",
         lines,
-        "docs/DATA.md lists the names that are known.",
+        advice,
         len(missing),
         any(match.columns.values()) or len(missing) < len(match.missing),
+        is_close=len(missing) == 1
+        and len({*itertools.chain.from_iterable(match.columns.values())}) > 1,
     )
 
 
 def _check_unread(
-    part: Part, spec: TaskSpec, match: _Match, selection: Selection, settings: DataSettings
+    part: Part,
+    spec: TaskSpec,
+    match: _Match,
+    selection: Selection,
+    settings: DataSettings,
+    is_first: bool = True,
 ) -> None:
     """Raise DataError if columns that belong to a sample by their names would not be read.
 
     It is allowed if the user has named an input, and so what a sample is made of.
+
+    Args:
+        is_first: Whether other files take their columns from this one.
     """
     inputs = [column for column in match.form.columns if not column.is_target]
     if any(column.role in match.given for column in inputs):
@@ -358,12 +386,12 @@ def _check_unread(
         return
     left_out = ",".join([*settings.ignored_columns, *unread])
     ways = [f"ignore_columns={quoted(left_out)} to leave out what is not meant"]
-    is_single = "text_pair" not in selection and takes_pairs(spec)
+    is_single = is_first and "text_pair" not in selection and takes_pairs(spec)
     is_text = is_string(part.table.schema.field(unread[0]).type)
     if is_single and len(unread) == is_text and [c.setting for c in inputs] == ["text_column"]:
         texts = quoted(f"{selection[inputs[0].role]},{unread[0]}")
         ways.append(f"text_column={texts} to read both texts as a pair")
-    for other in TASKS.values():
+    for other in TASKS.values() if is_first else ():
         for form in other.forms:
             if other is spec or form.needs_task:
                 continue
@@ -376,13 +404,39 @@ def _check_unread(
                 ways.append(f"task={other.name} to read what belongs together")
                 break
     is_media = all(normalized(name.partition(".")[0]) in _MEDIA for name in unread)
+    advice = "" if is_first else "To read them, give all files of the training data these columns."
     raise ColumnsError(
         f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
         f"and would not be read by {spec.name} (it reads {selection.describe()}).",
         [] if is_media else ways,
-        SCRIPT if is_media else "",
+        SCRIPT if is_media else advice,
         is_rival=len(selection.columns) > 1,
     )
+
+
+def _check_weak_names(
+    part: Part, spec: TaskSpec, match: _Match, selection: Selection, settings: DataSettings
+) -> None:
+    """Raise DataError if a column is found by a weak name, and others would not be read that may
+    be meant."""
+    if match.form.is_pair:
+        return
+    ignored = {*selection.names, *settings.ignored_columns}
+    for column in match.form.columns:
+        name = selection.get(column.role)
+        if column.role in match.given or normalized(name or "") not in column.weak_names:
+            continue
+        others = [
+            other
+            for other in part.table.column_names
+            if other not in ignored
+            and normalized(other.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
+            and _words_of(other)[-1] not in IDENTIFIERS | DESCRIPTIONS
+            and not is_identifier(other)
+            and (may_be_text if column.kind is Kind.TEXT else is_flag)(part, other)
+        ]
+        if others:
+            raise several_candidates(part, spec, {column: [str(name), *others]}, settings)
 
 
 def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
@@ -398,7 +452,9 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
-    *qualifiers, noun = _words_of(name)
+    *qualifiers, noun = words = _words_of(name)
+    if qualifiers and known_names.parts.issuperset(words):  # `Aspect Term`
+        return True
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)
     )

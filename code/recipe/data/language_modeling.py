@@ -111,6 +111,13 @@ def _read(path: Path, sample_by: str, header: HeaderHint) -> Part:
                 "be a table or text.",
                 f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
             )
+    elif is_plain and formats.is_delimited(path) and formats.is_structured(path, by_names=True):
+        stem = name.rpartition(".")[0]
+        raise DataError(
+            f"{path} names columns in its first line, but files that end with "
+            f"{', '.join(_PLAIN)} are read as plain texts.",
+            f"Rename it to {stem}.csv, or remove that line.",
+        )
     if is_plain:
         return formats.read_texts(path, sample_by)
     return formats.read(path, lone_column=True, header=header)
@@ -142,6 +149,15 @@ def _usable(read: Read, notes: list[str]) -> Read:
         part = read.part.with_column(columns[PROMPT], column)
         kind = f"{part.format}, prompts by Alpaca's template"
         read = dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
+    if PROMPT in columns:
+        prompts_read = read.part.table[columns[PROMPT]].slice(0, _CHECKED_ROWS).to_pylist()
+        texts_read = [text for text in prompts_read if isinstance(text, str) and text]
+        if texts_read and all(isinstance(values.container(text), list) for text in texts_read):
+            raise DataError(
+                f"Column {columns[PROMPT]!r} of {read.part.path} holds lists, written as strings, "
+                f"such as {texts_read[0][:60]!r}.",
+                "Write prompts as texts, or conversations in a column called messages.",
+            )
     if COMPLETION in columns:
         cells = read.part.table[columns[COMPLETION]]
         is_kept = values.has_text(cells) if is_string(cells.type) else cells.is_valid()

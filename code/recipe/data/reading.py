@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
-from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of
+from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of
+from recipe.data.column_settings import check_ignored, quoted
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
@@ -26,7 +27,7 @@ from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings, separated
-from recipe.spec import TaskSpec
+from recipe.spec import TaskSpec, normalized
 
 Converted = TypeVar("Converted")
 Unit = Callable[[], Part]
@@ -36,11 +37,16 @@ Units = Callable[[Sequence[Path]], Sequence[Unit]]
 _MOST_VALUES = 10
 _LONGEST_VALUE = 30  # characters
 _UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
+_SPLIT_NAMES = tuple(map(normalized, SPLIT_COLUMNS))
 _FLAGS = {
-    "is_train": "train",
-    **dict.fromkeys(("is_valid", "is_validation", "is_val", "is_dev", "is_eval"), "validation"),
-    "is_test": "test",
+    f"{verb}{word}": split
+    for split, words in SPLITS.items()
+    for word in words
+    for verb in ("is", "in")
 }
+"""Normalized names of columns that hold whether a row belongs to a split."""
+_SURELY_SPLITS = {"split", "splits", "datasetsplit", "datasplit", "partition"}
+_PERHAPS_FLAGS = {word for words in SPLITS.values() for word in words} - {"train"}
 _OF_SPLITS = "has the split of each row"
 TRUE = {"true", "1", "1.0", "yes"}
 FALSE = {"false", "0", "0.0", "no"}
@@ -126,13 +132,15 @@ def read_columns(
             local = select(parts[0][1], spec, settings)
     training = hosts.first(local)
     with hosts.together():
+        if not hosts.sharded:  # another host may have the file with that column
+            check_ignored([part for _, part in parts], settings)
         for split, part in parts:
             with problems.noted():
                 if check is not None:
                     check(part)
                 if not is_labelled(split, part, spec, settings, training, notes):
                     continue
-                columns = select(part, spec, settings, training)
+                columns = select(part, spec, settings, training, is_trained=split == TRAIN)
                 training = training or columns
                 values.check_inputs(part, columns)
                 files.append(Read(split=split, part=part, columns=columns))
@@ -218,7 +226,7 @@ def _read_parts(
     is never trained. Only a host's part of a sharded channel may have no training rows.
     """
     parts: list[tuple[str, Part]] = []
-    named = settings.named_columns
+    named = {*settings.named_columns, *settings.ignored_columns}
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
         for read in units(layout.files[split]):
@@ -246,6 +254,7 @@ def _read_parts(
 
 ANSWER, MARKS = "answer", {"accept", "reject", "ignore"}
 """The column of Prodigy's exports with the annotator's decision on each row, and its values."""
+NOT_ACCEPTED = "were not accepted in Prodigy"
 
 
 def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
@@ -267,7 +276,7 @@ def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
         is_kept = [answer not in (None, "ignore") for answer in answers]
         return only(part, is_kept, f"were ignored in Prodigy (column {ANSWER!r})", notes)
     is_kept = [answer == "accept" for answer in answers]
-    part = only(part, is_kept, f"were not accepted in Prodigy (column {ANSWER!r})", notes)
+    part = only(part, is_kept, f"{NOT_ACCEPTED} (column {ANSWER!r})", notes)
     return dataclasses.replace(part, table=part.table.drop_columns([ANSWER]))
 
 
@@ -289,7 +298,11 @@ def split_by_column(
         split: The split of the part by its name.
         is_unclear: Whether its name contains several splits.
         named: Columns that hyperparameters name, and which hold something else.
+
+    Raises:
+        DataError: A column may hold splits, but it is not certain, or only its name says so.
     """
+    part = _with_split_names(part, named)
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:
@@ -302,9 +315,10 @@ def split_by_column(
                 raise DataError(
                     f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose "
                     "name does not show that.",
-                    f"Rename it to split, give ignore_columns={field.name} to train on all rows, "
-                    f"or label_column={field.name} if it is the label.",
+                    f"Rename it to split, give ignore_columns={quoted(field.name)} to train on all "
+                    f"rows, or label_column={quoted(field.name)} if it is the label.",
                 )
+        _check_no_unknown_splits(part, named)
         if is_unclear:
             raise DataError(
                 f"The name of {part.path} contains several splits, and no column has the split of "
@@ -312,7 +326,7 @@ def split_by_column(
                 "Rename it to one split, or add a column called split.",
             )
         return [(split, part)]
-    flagged = _FLAGS.get(plain(column))
+    flagged = _FLAGS.get(normalized(column))
     encoded = part.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     codes: dict[str | None, list[int]] = defaultdict(list)
     for code, value in enumerate(encoded.dictionary.to_pylist()):
@@ -336,8 +350,8 @@ def split_by_column(
 def _names_splits(part: Part, column: str) -> bool:
     """Return whether a column holds splits, by its name and then its values."""
     kind = part.table.schema.field(column).type
-    name = plain(column)
-    if name not in _FLAGS and not (name in SPLIT_COLUMNS and is_string(kind)):
+    name = normalized(column)
+    if name not in _FLAGS and not (name in _SPLIT_NAMES and is_string(kind)):
         return False
     values = part.distinct(column, _MOST_VALUES)
     if values is None:
@@ -350,4 +364,40 @@ def _names_splits(part: Part, column: str) -> bool:
     known = [split_of(word) for word in words if word.lower() not in _UNUSED]
     # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
     is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
-    return is_certain and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
+    return is_certain and (all(known) or (name in _SPLIT_NAMES[:4] and TRAIN in known))
+
+
+def _with_split_names(part: Part, named: Collection[str]) -> Part:
+    """Return the part with the names of ClassLabels in columns of splits."""
+    for name, class_names in part.class_names.items():
+        if name in named or normalized(name) not in _SPLIT_NAMES:
+            continue
+        known = dict(enumerate(class_names))
+        codes = part.table[name]
+        if pa.types.is_integer(codes.type):
+            cells = [known.get(code) for code in codes.to_pylist()]
+            part = part.with_column(name, pa.array(cells, pa.string()))
+    return part
+
+
+def _check_no_unknown_splits(part: Part, named: Collection[str]) -> None:
+    """Raise DataError if the name of a column says that it holds splits, and its values do not."""
+    for name in part.table.column_names:
+        key = normalized(name)
+        kind = part.table.schema.field(name).type
+        is_split = key in _SURELY_SPLITS
+        if name in named or not (is_split or key in _PERHAPS_FLAGS) or pa.types.is_nested(kind):
+            continue
+        values = part.distinct(name, _MOST_VALUES) or []
+        words = sorted({str(value).strip() for value in values if value is not None} - {""})
+        are_flags = {word.lower() for word in words} <= TRUE | FALSE
+        if len(words) < 2 or not (is_split or are_flags):
+            continue
+        remedy = (
+            "Write train, validation and test into it" if is_split else f"Rename it to is_{key}"
+        )
+        raise DataError(
+            f"Column {name!r} of {part.path} has {listed(words)}: by its name it may hold the "
+            "split of each row, but the values do not say which.",
+            f"{remedy}, or give ignore_columns={quoted(name)} to train on all rows.",
+        )

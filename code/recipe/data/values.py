@@ -18,6 +18,7 @@ from recipe.data.column_names import TOKEN_IDS, plain
 from recipe.data.columns import Selection
 from recipe.data.conversations import EXAMPLE
 from recipe.data.files.part import (
+    DATE,
     TAG,
     UNTAGGED,
     Gathering,
@@ -34,7 +35,6 @@ from recipe.spec import TEXT_NAMES, Kind
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
 _INDICATORS = {"0", "1", "0.0", "1.0"}
-DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _TAG_COLUMNS = re.compile(
     r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
@@ -247,10 +247,18 @@ def parse_label_lists(part: Part, column: str) -> Part:
             raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
         if "O" in texts and len(texts) > 1:
             raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
-    if not texts or any(container(text) is None for text in texts):
+    lists = [text for text in texts if container(text) is not None]
+    if lists and len(lists) < len(texts):
+        other = next(text for text in texts if container(text) is None)
+        raise DataError(
+            f"Column {column!r} of {part.path} has lists or records in some rows, such as "
+            f"{lists[0][:60]!r}, and others in other rows, such as {other[:60]!r}.",
+            'Write all of them as lists, ["a", "b"], or none.',
+        )
+    if not lists:
         return part
 
-    def lists() -> Iterator[list[list[str | None] | None]]:
+    def parsed_lists() -> Iterator[list[list[str | None] | None]]:
         for first, batch in part.batches([column]):
             rows: list[list[Any] | None] = []
             for row, value in enumerate(batch[column].to_pylist(), first):
@@ -273,7 +281,7 @@ def parse_label_lists(part: Part, column: str) -> Part:
                 for row in rows
             ]
 
-    return part.with_column(column, spooled_column(pa.list_(pa.string()), lists()))
+    return part.with_column(column, spooled_column(pa.list_(pa.string()), parsed_lists()))
 
 
 def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
@@ -314,17 +322,22 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
 
 
 def integers(part: Part, column: str) -> set[int] | None:
-    """Return the integers in a column of labels, or in its lists; None if it has other values."""
+    """Return the integers in a column of labels, or in its lists, which may be written as strings;
+    None if it has other values."""
     cells = part.table[column]
     if is_list(cells.type) and not pa.types.is_nested(cells.type.value_type):
         cells = pc.list_flatten(cells)
     if pa.types.is_nested(cells.type):
         return None
-    flat = cells.unique().to_pylist()
-    texts = {str(value).strip() for value in flat if value not in (None, "")}
-    if not all(_WHOLE.fullmatch(text) for text in texts):
-        return None
-    return {int(float(text)) for text in texts}
+    numbers: set[int] = set()
+    for value in cells.unique().to_pylist():
+        written = container(value) if isinstance(value, str) else None
+        items = written if isinstance(written, list) else [value]
+        texts = [str(item).strip() for item in items if item not in (None, "")]
+        if not all(map(_WHOLE.fullmatch, texts)):
+            return None
+        numbers.update(int(float(text)) for text in texts)
+    return numbers
 
 
 def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from recipe import task_table
 from recipe.data import columns
-from recipe.data.column_settings import ColumnsError, remedy
+from recipe.data.column_settings import ColumnsError, named_settings, remedy
 from recipe.data.columns import Selection
 from recipe.data.files import head
 from recipe.data.files.part import Part
@@ -31,6 +31,9 @@ _ENDINGS = {
     Model.VISION: ("ForImageClassification",),
 }
 """How the names of the classes of models end."""
+
+
+_GENERATIVE = (Model.DECODER, Model.SEQ2SEQ)
 
 
 def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tuple[str, str]:
@@ -97,6 +100,11 @@ def _prefers(model: Model, task: str) -> bool:
     return model in models and len(models) < len(Model)
 
 
+def _has_line(error: ColumnsError) -> bool:
+    """Return whether an error has a line to give, without a name to fill in."""
+    return bool(error.lines) and not error.lines[0].endswith("...")
+
+
 def model_of(config: Mapping[str, Any]) -> Model:
     """Return what a base model is, by its config.json."""
     if config.get("is_encoder_decoder"):
@@ -128,19 +136,35 @@ def _undecided(
             lines[task] = f"{selection.describe()}. Give task={task}."
         except ColumnsError as error:
             problems[task] = error
+    if not lines and not problems:
+        return HyperparameterError(
+            "No task has data with all the columns that are named: "
+            f"{named_settings(hyperparameters)}.",
+            "Leave some out; docs/DATA.md lists the columns of each task.",
+        )
     complete = [*selections, *(task for task, error in errors.items() if not error.missing)]
     meant = [task for task in complete if model in TASKS[task].models]
-    if not meant:
+    close = [task for task, error in problems.items() if error.is_close and _has_line(error)]
+    if model in _GENERATIVE:
+        made_for = [
+            task for task in problems if _has_line(problems[task]) and _prefers(model, task)
+        ]
+        close += [task for task in made_for if problems[task].is_near] or made_for
+    if meant:
+        meant += close
+    else:
         whole = [task for task, error in problems.items() if not error.missing]
         lacking = {task: error.missing for task, error in problems.items()
-                   if error.missing and error.is_near and error.lines
-                   and not error.lines[0].endswith("...")}  # fmt: skip
+                   if error.missing and error.is_near and _has_line(error)}  # fmt: skip
         least = [task for task, missing in lacking.items() if missing == min(lacking.values())]
-        owners = [task for task in least if TASKS[task].owns_settings]
-        meant = [*lines, *whole, *(owners if lines or whole else owners or least)]
-        meant = meant or [task for task in problems if TASKS[task].owns_settings] or list(problems)
+        owners = [task for task in problems if TASKS[task].owns_settings]
+        meant = [*lines, *whole, *(task for task in owners if task in least)]
+        if not meant:
+            is_other = not any(_prefers(model, task) for task in least)
+            meant = [*least, *(task for task in owners if _has_line(problems[task]) and is_other)]
+        meant += close
         fitting = [task for task in meant if model in TASKS[task].models or task in selections]
-        meant = fitting or meant
+        meant = fitting or meant or owners or list(problems)
     # Of tasks in one folder, which read the same data, keep the one whose own names fit.
     by_folder: dict[str, str] = {}
     for task in (*TASKS, *complete):

@@ -503,3 +503,23 @@ def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
     (tmp_path / "a.csv").write_text(f"{first}\ntext;label\n{body}")
     with pytest.raises(DataError, match="names the delimiter for Excel"):
         classification.load({"train": tmp_path}, Hyperparameters())
+
+
+def test_class_names_of_one_file_and_numbers_of_another_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": f"a film of {n}", "label": n % 2} for n in range(12)]
+    classes = datasets.ClassLabel(names=["bad", "good"])
+    names = datasets.Features({"text": datasets.Value("string"), "label": classes})
+    datasets.Dataset.from_list(rows, features=names).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        DataError, match=r"has the class names bad, good in .*a\.parquet, and others"
+    ):
+        classification.load({"train": tmp_path}, Hyperparameters())
+
+
+def test_decimals_are_numbers(tmp_path: Path) -> None:
+    kind = pa.decimal128(5, 2)
+    numbers = pa.array([n % 2 for n in range(12)], kind)
+    texts = [f"a film of {n}" for n in range(12)]
+    pq.write_table(pa.table({"text": texts, "label": numbers}), tmp_path / "a.parquet")
+    assert classification.load({"train": tmp_path}, Hyperparameters()).labels.names == ("0", "1")

@@ -174,7 +174,7 @@ def test_a_public_layout_is_read(
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
                                  + "Well then\t0,1\tidy\n"}, ["'column_1' ('0')", "label_column="]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
-                    "eng.testa": "CRICKET NNP B-NP O\n"}, ["token classification", "eng.train"]),
+                    "eng.testa": "CRICKET NNP B-NP O\nKent NNP B-NP B-ORG\n"}, ["token classification", "eng.train"]),
     ("Kaggle's NER", {"ner_dataset.csv": "Sentence #,Word,POS,Tag\nSentence: 1,Thousands,NNS,O\n"
                                          ",of,IN,O\n,London,NNP,B-geo\n,to,TO,O\n"},
      ["Word"]),

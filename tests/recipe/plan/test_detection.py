@@ -156,3 +156,23 @@ def test_wikitext_s_files_are_plain_texts(tmp_path: Path) -> None:
     (tmp_path / "wiki.train.tokens").write_text(" = Rome = \n \n A city , of old .\n" * 9)
     given = parse(["--model_id", "a/b", "--task", "causal-lm"])
     assert len(task_table.load("causal-lm")({"train": tmp_path}, given).train) == 16
+
+
+def test_columns_of_numbers_or_nothing_are_not_proposed_as_texts(tmp_path: Path) -> None:
+    rows = [{"a": str(n % 2), "b": f"a film of {n}", "c": ""} for n in range(20)]
+    with pytest.raises(HyperparameterError) as refusal:
+        detect(tmp_path, rows)
+    assert "Give task=text-classification text_column=b label_column=a. " in str(refusal.value)
+
+
+def test_of_many_columns_the_text_is_asked_first(tmp_path: Path) -> None:
+    rows = [{name: f"{name} film of {n}" for name in "qrstu"} for n in range(20)]
+    with pytest.raises(HyperparameterError, match="task=text-classification text_column=q; or"):
+        detect(tmp_path, rows)
+
+
+def test_roles_that_no_task_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        HyperparameterError, match=r"No task has data with all .* columns=verse:text"
+    ):
+        detect(tmp_path, TEXTS, "BertModel", "--columns", "verse:text")

@@ -48,6 +48,14 @@ def has_sentences(path: Path) -> bool:
     return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
 
 
+def may_be_tagged(path: Path) -> bool:
+    """Return whether lines begin with a word, and form sentences between empty lines."""
+    rows = [cells for _, cells in _lines(first_lines(path, _SAMPLE_LINES))]
+    lengths = [len(list(group)) for has_cells, group in itertools.groupby(rows, bool) if has_cells]
+    are_words = not any(" " in cells[0] for cells in rows if cells)
+    return are_words and max(lengths, default=0) > 1 and has_sentences(path)
+
+
 def read_conll(path: Path, encoding: str) -> Part:
     """Return a row for each sentence: the column `tokens`, and a column for each kind of tags.
 
@@ -91,7 +99,10 @@ def read_conll(path: Path, encoding: str) -> Part:
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
     # Nested entities, as in GermEval: the user must name one of the columns.
-    is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
+    names_kinds = kinds[0] - {""}, kinds[1] - {""}
+    is_nested = width > 2 and bool(names_kinds[0] & names_kinds[1])
+    if width == 3 + is_counted:  # GermEval's inner entities may have kinds of their own
+        is_nested = all(names_kinds)
     if is_universal:
         names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     else:

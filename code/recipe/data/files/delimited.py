@@ -25,7 +25,16 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
-from recipe.data.files.part import HeaderHint, Part, first_lines, is_number, open_bytes, open_text
+from recipe.data.files.conll import may_be_tagged
+from recipe.data.files.part import (
+    HeaderHint,
+    Part,
+    first_lines,
+    is_number,
+    open_bytes,
+    open_text,
+    token_data,
+)
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
@@ -46,6 +55,10 @@ _TEXTS, _LABELS, _SPLITS = (
     frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
 )
 _VALUES = {"positive", "negative", "pos", "neg"}
+_SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
+_MOST_CLASSES = 200
+_MOST_ABOVE = 6
+"""Lines above a table that a message knows, such as its title."""
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -67,7 +80,8 @@ def read_delimited(
         DataError: no delimiter divides it into columns, or a row cannot be read (with its line).
     """
     with open_text(path, encoding) as stream:
-        sample = list(itertools.islice(stream, _SAMPLE_LINES))
+        lines = itertools.dropwhile(lambda line: not line.strip(), stream)
+        sample = list(itertools.islice(lines, _SAMPLE_LINES))
     if sample and _SEPARATOR.fullmatch(sample[0].strip("\r\n")):
         raise DataError(
             f"{path} begins with {sample[0].strip()!r}, which names the delimiter for Excel and "
@@ -78,9 +92,14 @@ def read_delimited(
     # than tabs.
     tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
     delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
+    begun = next(csv.reader(sample[:1], delimiter=delimiter), [])
+    is_named = bool({*map(normalized, begun)} & _header_names())
+    if delimiter == "\t" and not is_named and may_be_tagged(path):
+        raise token_data(str(path), "it has a word on each line, and empty lines between sentences")
     if _agreement(sample, delimiter) == 0:
         names = {normalized(cell) for cell in sample[0].split(",")} if sample else set()
-        if not lone_column and not names & _TEXTS:
+        if not lone_column and not names & _header_names():
+            _check_begins_with_rows(path, sample)
             raise DataError(
                 f"{path} is of none of the formats {others}: no delimiter "
                 f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
@@ -89,6 +108,7 @@ def read_delimited(
                 "task=masked-lm.",
             )
         delimiter = ","
+    _check_quotes(path, sample, delimiter)
     try:
         quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL, header)
     except DataError:
@@ -120,9 +140,21 @@ def read_delimited(
     )
 
 
+def _check_begins_with_rows(path: Path, sample: Sequence[str]) -> None:
+    """Raise DataError if a delimiter cuts most lines, but not the first ones."""
+    for first, delimiter in itertools.product(range(1, _MOST_ABOVE), DELIMITERS):
+        below = sample[first:]
+        if len(below) >= _TABLE_LINES and _agreement(below, delimiter) > _TABLE_SHARE:
+            raise DataError(
+                f"{path} begins with {sample[0].strip()[:60]!r}, unlike the lines below, which "
+                f"have cells (by {DELIMITERS[delimiter]}).",
+                "Remove the lines above the names of the columns.",
+            )
+
+
 def is_table(path: Path, by_names: bool = False) -> bool:
     """Return whether some delimiter cuts five lines or more into the same number of cells, or the
-    first line names a text and a label.
+    first line names two columns of samples.
 
     Args:
         by_names: Only the first line counts, as lines of text may have equally many commas.
@@ -130,8 +162,7 @@ def is_table(path: Path, by_names: bool = False) -> bool:
     sample = first_lines(path, _SAMPLE_LINES)
     for delimiter in DELIMITERS:
         cells = next(csv.reader(sample[:1], delimiter=delimiter), [])
-        names = set(map(normalized, cells))
-        if names & _TEXTS and names & _LABELS:
+        if len({*map(normalized, cells)} & _header_names()) > 1:
             return True
         if by_names or len(sample) < _TABLE_LINES:
             continue
@@ -140,7 +171,7 @@ def is_table(path: Path, by_names: bool = False) -> bool:
     return False
 
 
-def _agreement(sample: list[str], delimiter: str) -> float:
+def _agreement(sample: Sequence[str], delimiter: str) -> float:
     header = len(next(csv.reader(sample, delimiter=delimiter), []))
     counts = Counter(len(row) for row in csv.reader(sample, delimiter=delimiter) if row)
     return counts[header] / counts.total() if header > 1 else 0.0
@@ -184,6 +215,8 @@ def _read_rows(
             is_quoted = quoting != csv.QUOTE_NONE
             part = part_from(_read_quickly(path, delimiter, is_quoted, names, first))
     part = part or part_from(csv_blocks())
+    if len(names) > 1 and quoting == csv.QUOTE_MINIMAL and delimiter != "\t":
+        _check_no_swallowed_rows(part, delimiter)
     if len(names) > 1 and header is not None:
         cells = first[0][1]
         columns = zip(cells, part.table.columns, strict=True)
@@ -199,6 +232,58 @@ def _read_rows(
                 "Remove these lines, or give the files as they were.",
             )
     return part
+
+
+def _check_no_swallowed_rows(part: Part, delimiter: str) -> None:
+    """Raise DataError if a cell of several lines holds rows: a quote at the start of a text opened
+    it, and one at the end of another text closed it."""
+    names = part.table.column_names
+    begins, ends = (_known_values(part, name) for name in (names[0], names[-1]))
+    for index, name in enumerate(names):
+        spans = np.flatnonzero(pc.match_substring(part.table[name], "\n").to_numpy())
+        for row in spans[:_SAMPLE_ROWS].tolist():
+            pieces = part.table[name][row].as_py().split("\n")
+            cells = [piece.split(delimiter) for piece in pieces]
+            widths = [len(names) - index, *[len(names)] * (len(cells) - 2), index + 1]
+            if [len(piece) for piece in cells] != widths:
+                continue
+            is_begun = index > 0 and all(piece[0] in begins for piece in cells[1:])
+            is_ended = index < len(names) - 1 and all(piece[-1] in ends for piece in cells[:-1])
+            if is_begun or is_ended:
+                raise DataError(
+                    f"{part.where(row)} begins a cell of several lines in quotes, and these lines "
+                    f"look like rows: {pieces[1][:60]!r}. The file can be read either way.",
+                    'Put texts that begin or end with a quote in quotes, and write it twice ("").',
+                )
+
+
+def _known_values(part: Part, name: str) -> set[str]:
+    """Return the values of a column that has few; none if it has more."""
+    values = part.distinct(name, min(_MOST_CLASSES, part.table.num_rows // 2))
+    return {value for value in values or () if value}
+
+
+def _check_quotes(path: Path, sample: Sequence[str], delimiter: str) -> None:
+    """Raise DataError if cells are in single quotes, or in quotes after a blank: these would be
+    parts of texts and labels."""
+    rows, others = (
+        [row for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=skips) if row]
+        for skips in (False, True)
+    )
+    if rows and len(rows[0]) > 1 and all(map(_SINGLE_QUOTED.fullmatch, rows[0])):
+        raise DataError(
+            f"{path} has cells in single quotes: {' | '.join(rows[0])[:80]}.",
+            "Write it with double quotes.",
+        )
+    columns, unquoted_columns = (zip(*parsed[1:], strict=False) for parsed in (rows, others))
+    for cells, unquoted in zip(columns, unquoted_columns, strict=False):
+        pairs = zip(cells, unquoted, strict=False)
+        changed = [cell for cell, other in pairs if cell != other and cell.strip() == f'"{other}"']
+        if changed and len(changed) == sum(map(bool, cells)):
+            raise DataError(
+                f"{path} has a blank between a delimiter and a quote, as in {changed[0][:60]!r}.",
+                "Write it without blanks after the delimiters.",
+            )
 
 
 def _read_quickly(
@@ -315,9 +400,21 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
                 raise DataError(
                     f"{path} line {line} has {len(cells)} fields where the first row has {width}: "
                     f"{' | '.join(cells)[:80]!r}.",
-                    "Put a text that holds the delimiter in double quotes.",
+                    "Put a text that holds the delimiter in double quotes, and give the first row "
+                    "as many names as the others have fields.",
                 )
             yield line, cells
+
+
+@functools.cache
+def _header_names() -> frozenset[str]:
+    """Return normalized names of columns that make a row the header.
+
+    Names of one letter, and some others, are more likely values of a row.
+    """
+    of_samples = names_of_samples()
+    single = {name for name in of_samples.single if len(name) > 1}
+    return frozenset(single.union(*of_samples.pairs, IDENTIFIERS, _SPLITS) - _VALUES)
 
 
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
@@ -329,7 +426,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     known = set(map(normalized, names))
     is_certain = has_header if isinstance(has_header, bool) else bool(has_header & {*names})
     if len(names) == 1 and not is_certain:
-        return names if known & _TEXTS else None
+        return names if known & _header_names() else None
     has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
     if not is_certain and not (has_texts and known & _LABELS):
         # If files were concatenated, the header is repeated further down (see `_read_rows`).
@@ -343,11 +440,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
         is_row = repeated or len(set(names)) < len(names) or any(map(is_number, names))
         if is_row and not are_positions:
             return None
-        of_samples = names_of_samples()
-        # Names of one letter, and some others, are more likely values of a row.
-        header_names = {name for name in of_samples.single if len(name) > 1}
-        header_names = header_names.union(*of_samples.pairs, IDENTIFIERS, _SPLITS) - _VALUES
-        if are_positions or not known & header_names:
+        if are_positions or not known & _header_names():
             raise DataError(
                 f"The first row of {path} may name its columns or be one of its rows: "
                 f"{', '.join(names)[:80]!r}.",

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 
 from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
 from recipe.data.files import records
-from recipe.data.files.part import Part, open_text, token_data
+from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError
-from recipe.spec import MESSAGES_NAMES
+from recipe.spec import MESSAGES_NAMES, normalized
+from recipe.task_table import names_of_samples
 
-_METADATA = "-metadata"
+_METADATA, ENTITIES = "-metadata", "entities"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
@@ -59,6 +60,10 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     conversation, or the only line of a .jsonl file."""
     if isinstance(document, list):
         return document
+    if document.keys() == {"columns", "index", "data"}:  # pandas, orient="split"
+        return [dict(zip(document["columns"], row, strict=False)) for row in document["data"]]
+    if _are_rows_by_name(document):  # pandas, orient="index"
+        return list(document.values())
     tables = {}
     for key, value in document.items():
         if isinstance(value, dict) and split_of(key) and _are_columns(value.values()):
@@ -87,6 +92,17 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
             )
         return [{**row, SPLIT_COLUMN: key} for key, rows in tables.items() for row in rows]
     return _rows_of_columns(document, columns) if are_columns else [document]
+
+
+def _are_rows_by_name(document: Mapping[str, Any]) -> bool:
+    """Return whether the values are rows, whose columns have known names, and the keys have not."""
+    records = list(document.values())
+    if len(records) < 2 or not all(isinstance(record, dict) for record in records):
+        return False
+    known = names_of_samples().single.keys()
+    if known & {*map(normalized, document)} or any(map(split_of, document)):
+        return False
+    return bool(known & {normalized(key) for record in records for key in record})
 
 
 def _are_columns(values: Iterable[Any]) -> bool:
@@ -203,7 +219,7 @@ def _objects_of(where: str, block: Block) -> list[dict[str, Any]]:
 
 def _labelled(where: str, block: Block) -> list[dict[str, Any]]:
     """Return rows of an augmented manifest: `source` becomes `text`, and each attribute its class
-    names; the only attribute of a row is also its `label`."""
+    names; the only attribute of a row is also its `label`. Labelled spans become `entities`."""
     rows = []
     for record, line in zip(_objects_of(where, block), block[1], strict=True):
         if "source" not in record and "source-ref" in record:
@@ -221,12 +237,28 @@ def _labelled(where: str, block: Block) -> list[dict[str, Any]]:
         for attribute in attributes:
             about = record.get(f"{attribute}{_METADATA}") or {}
             if "text-span" in str(about.get("type")):
-                raise token_data(f"{where}{line}", f"{attribute} labels spans of the text")
+                row[ENTITIES] = _spans(f"{where}{line}", row.pop(attribute))
+                continue
             names = list((about.get("class-map") or {}).values())
             row[attribute] = about.get("class-name", names or record.get(attribute))
             if "failure-reason" in about:
                 row[attribute] = None
-        if len(attributes) == 1 and LABEL not in row:
+        if len(attributes) == 1 and ENTITIES not in row and LABEL not in row:
             row[LABEL] = row[attributes[0]]
         rows.append({TEXT: record.get("source"), **row})
     return rows
+
+
+def _spans(where: str, attribute: Any) -> list[dict[str, Any]]:
+    """Return the spans of a text that Ground Truth's workers labelled."""
+    try:
+        return [
+            {"start": span["startOffset"], "end": span["endOffset"], "label": span["label"]}
+            for span in attribute["annotations"]["entities"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{where} has no spans that can be read: {json.dumps(attribute)[:80]}.",
+            'Write them as {"annotations": {"entities": [{"startOffset": 0, "endOffset": 3, '
+            '"label": "PER"}]}}.',
+        ) from error

@@ -25,6 +25,9 @@ from recipe.errors import DataError
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
+DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
+_LONGEST_INTEGER = 18
+"""Digits that each fit into 64 bits."""
 UNTAGGED = -100
 """Replaces tags that are neither learned nor scored."""
 
@@ -195,8 +198,9 @@ def _usual(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_usual(kind.value_type)))
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_usual(kind.value_type)))
-    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
-        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_decimal(kind):
+        is_whole = kind.scale == 0 and kind.precision <= _LONGEST_INTEGER
+        return pa.int64() if is_whole else pa.float64()
     is_list_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
     is_coded = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
     if is_list_view or is_coded or kind == pa.month_day_nano_interval():

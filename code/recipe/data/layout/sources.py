@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +21,13 @@ _SIDE_NAMES = re.compile(
     r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
     r"|md5sums?|sha256sums?|requirements|stop_?words|vocab|vocabulary|imdber|datasheet)(\..*)?"
     r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
-    r"|.*-manifest|.*(submission|predictions?).*\.(csv|tsv|txt|jsonl?)|thumbs\.db|desktop\.ini"
+    r"|.*-manifest|(.*[-_.\s])?(submission|predictions?)\.(csv|tsv|txt|jsonl?)|thumbs\.db|desktop\.ini"
 )
 _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
     r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
+_TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _COPY = re.compile(r"(.+?)(?: ?\(\d+\)| - Copy(?: \(\d+\))?| copy(?: \d+)?)((?:\.\w+)*)")
 """The names that browsers, Windows and macOS give to copies."""
@@ -65,7 +66,7 @@ def scan(path: Path) -> Sources:
     """Return the content of a channel's folder; a channel may be a file.
 
     Raises:
-        DataError: A file is a copy of another, by its name.
+        DataError: A file is a copy of another, or has its rows in another format, by its name.
     """
     sources = Sources()
     _scan(path, sources, ())
@@ -79,11 +80,27 @@ def scan(path: Path) -> Sources:
                 ),
                 "Remove it, or give it another name.",
             )
+    _check_one_format(sources.data)
     if not sources.data:
         # A corpus of names may be called names.txt.
         sources.data, sources.class_lists = sources.class_lists, []
     sources.data.sort()
     return sources
+
+
+def _check_one_format(files: Sequence[Path]) -> None:
+    """Raise DataError if two files differ in their formats only: train.csv and train.parquet."""
+    by_stem: dict[Path, Path] = {}
+    for file in files:
+        stem = file.with_name(file.name.removesuffix(".gz"))
+        if stem.suffix.lower() not in _TABLE_SUFFIXES:
+            continue
+        other = by_stem.setdefault(stem.with_suffix(""), file)
+        if other is not file:
+            raise DataError(
+                f"{file} seems to hold the rows of {other.name}, which would be read twice.",
+                "Remove one of them, or give it another name.",
+            )
 
 
 def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from recipe.errors import DataError, did_you_mean, listed
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
+_SHARD, _DIGITS = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+"), re.compile(r"\d+")
 # Folders whose names say nothing about their content.
 _PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
 
@@ -53,6 +55,7 @@ def assign_by_names(
                 "Rename one of them.",
             )
         files.setdefault(split, []).append(path)
+    _check_one_variant(files.get(TRAIN, ()))
     is_evaluated = of_channel in ("validation", "test")
     if is_evaluated and of_channel not in files and len(files) == 1 and not unnamed:
         # The user has named the channel, and evaluation data is never learned.
@@ -75,6 +78,22 @@ def assign_by_names(
     elif unnamed and of_channel is not None:
         files.setdefault(of_channel, []).extend(unnamed)
     return files
+
+
+def _check_one_variant(paths: Sequence[Path]) -> None:
+    """Raise DataError if shards belong to several splits of training data: `train_sft-00000-of-
+    00001` and `train_prefs-00000-of-00001`, which on the hub are variants of the same rows."""
+    variants: dict[Path, set[str]] = {}
+    for path in paths:
+        if shard := _SHARD.fullmatch(path.name):
+            variants.setdefault(path.parent, set()).add(_DIGITS.sub("", shard[1]))
+    for folder, names in variants.items():
+        if len(names) > 1:
+            raise DataError(
+                f"{folder} holds several splits of training data: {', '.join(sorted(names))}.",
+                "Leave the files of all but one out of the channel. If all are meant, rename them, "
+                "such as to train-a.parquet and train-b.parquet.",
+            )
 
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
@@ -131,7 +150,8 @@ def _configuration_files(
         if not defaults:
             raise DataError(
                 f"{root} holds several configurations: {', '.join(sorted(trained))}.",
-                "Name one, or several with commas, in the hyperparameter dataset_config_name.",
+                f"Give dataset_config_name={sorted(trained)[0]}, another one, or several with "
+                "commas.",
             )
         kept = [path for path in paths if of_path[path] == defaults[0]]
     if left := sorted({of_path[path] or "the channel's own files" for path in paths

@@ -118,7 +118,7 @@ def _channel_parts(
                     split,
                     formats.read(file, header=settings.names_in_header),
                     False,
-                    settings.named_columns,
+                    {*settings.named_columns, *settings.ignored_columns},
                     notes,
                 ):
                     if is_labelled(

@@ -14,7 +14,10 @@ _QUESTION = Column(role="question", names=("question", "query"), kind=Kind.TEXT)
 _CONTEXT = Column(
     role="context", names=("context", "passage", "paragraph", "document"), kind=Kind.TEXT
 )
-_ANSWER_NAMES = ("answers.text", "answer.text", "answer_text", "answers", "answer", "answer_texts")
+_ANSWER_NAMES = (
+    *("answers.text", "answer.text", "answer_text", "answers", "answer", "answer_texts"),
+    "text",  # beside `answer_start`, in tables made of SQuAD
+)
 _STARTS = Column(
     role="starts",
     names=(

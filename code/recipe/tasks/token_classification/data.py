@@ -266,6 +266,8 @@ def _tags(
         )
     tag_names: list[str | None] = []
     for index, tag in enumerate(tags):
+        if names is not None and isinstance(tag, str) and tag.strip().lstrip("-").isdigit():
+            tag = int(tag)  # of CSV and CoNLL
         if tag == UNTAGGED:
             tag_names.append(None)
         elif names is not None and isinstance(tag, int):

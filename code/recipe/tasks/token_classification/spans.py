@@ -55,6 +55,8 @@ def _spans(value: Any) -> list[Span] | None:
                 return None
             spans += inner
             continue
+        elif isinstance(item, dict) and item.get("type") == "relation":
+            continue  # Label Studio's, between spans
         elif isinstance(item, dict):
             item = item["value"] if isinstance(item.get("value"), dict) else item
             start, end, label = (
@@ -153,8 +155,16 @@ def annotated(part: Part, column: str, notes: list[str]) -> Part:
         column: The column of annotations, or of spans in another form, of which all rows are kept.
         notes: Receives the number of rows left out.
     """
-    if "result: list" not in str(part.table.schema.field(column).type):
+    kind = str(part.table.schema.field(column).type)
+    if "result: list" not in kind:
         return part
+    if "choices: list" in kind and "labels: list" not in kind:
+        raise DataError(
+            f"Column {column!r} of {part.path} has Label Studio's choices for whole texts, no "
+            "spans.",
+            "Export them as JSON-MIN or CSV, which have a column for each question, and name it in "
+            "label_column.",
+        )
     cells = part.table[column].to_pylist()
     is_seen = [any(not _is_skipped(item) for item in cell or ()) for cell in cells]
     return only(part, is_seen, "were not annotated in Label Studio", notes)
