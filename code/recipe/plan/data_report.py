@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 from datasets import Dataset
 
@@ -28,7 +29,9 @@ _TARGETS = (LABEL, TAGS, "scores")
 _NOT_COMPARED = ("id", "file", "place", "bytes")
 """Columns that identify a row, and images, which are not opened here."""
 _AT_ONCE = 10_000
-_LENGTHS_OF = 2_000
+_LENGTHS_OF, _DAMAGED_OF = 2_000, 10_000
+_DAMAGE = r"\x{FFFD}|\x{C3}[\x{80}-\x{BF}]|\x{E2}\x{20AC}"
+"""U+FFFD, and what becomes of accents and quotation marks if UTF-8 is read as Windows-1252."""
 _TRUNCATED_SHARE = 0.05
 _CLASSES_SHOWN = 30
 Hashes = npt.NDArray[np.uint64]
@@ -92,6 +95,7 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
     if empty:
         detail = f"{empty} rows have no text: remove them, or name another column"
         yield Finding(level=WARNING, what="empty rows", detail=detail)
+    yield from _damaged(splits["train"])
     in_order = np.sort(train.rows)
     repeated = int((in_order[1:] == in_order[:-1]).sum())
     if repeated:
@@ -129,6 +133,27 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
         "label: correct the labels, or remove the rows",
         example=f"such as rows {one} and {other}: {_shown(splits['train'], one)}",
     )
+
+
+def _damaged(train: Dataset) -> Iterator[Finding]:
+    """Yield a finding on texts that were read by a wrong encoding before they came here."""
+    some = train.select(range(min(_DAMAGED_OF, len(train))))
+    names = [name for name in train.column_names if name not in _NOT_COMPARED]
+    rows: list[int] = []
+    for first, table in enumerate(values.tables(some.select_columns(names), _AT_ONCE)):
+        is_damaged = np.zeros(len(table), bool)
+        for column in filter(lambda column: is_string(column.type), table.columns):
+            marks = pc.fill_null(pc.match_substring_regex(column, _DAMAGE), False)
+            is_damaged |= marks.to_numpy(zero_copy_only=False)
+        rows += (first * _AT_ONCE + np.flatnonzero(is_damaged)).tolist()
+    if rows:
+        yield Finding(
+            level=WARNING,
+            what="encoding",
+            detail=f"{len(rows)} of {len(some)} training rows have U+FFFD, or UTF-8 that was read "
+            "as Windows-1252: write the file again as UTF-8",
+            example=f"such as row {rows[0]}: {_shown(train, rows[0])}",
+        )
 
 
 def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:

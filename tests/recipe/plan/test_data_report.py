@@ -51,6 +51,11 @@ CASES: dict[str, tuple[str, Rows, Rows, dict[str, str]]] = {
         "text-classification", [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
         {"contradiction": "2 of 41 training rows.*rows 7 and 40: 'text 7'"},
     ),
+    "encoding": (
+        "text-classification", [*CLEAN, *({"text": f"{text} {n}", "label": "a"} for n, text in enumerate(
+            ["caf\u00e9 in S\u00c3O", "caf\u00c3\u00a9", "it\u00e2\u20ac\u2122s", "caf\ufffd"]))], TEST,
+        {"encoding": "3 of 44 training rows .*row 41: 'caf"},
+    ),
     "empty": (
         "text-classification", [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
         {"empty rows": "2 rows have no text"},
