@@ -158,6 +158,7 @@ DESCRIPTIONS = frozenset({
     *("date", "datetime", "time", "timestamp", "created", "createdat", "updatedat", "year"),
     *("author", "authors", "user", "username", "source", "link", "lang", "language", "locale"),
     *("country", "city", "state", "location", "version", "file", "filename", "path", "license"),
+    *("authorname", "publisher", "journal", "hostname", "subreddit", "brand"),
 })  # fmt: skip
 """Normalized names of columns that describe a sample and are no part of it."""
 
@@ -292,7 +293,6 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
             *("chain_of_thought", "rationale", "support", "choices", "options", "endings"),
             *("role", "parent_id", "completions", "distractor", "correct_answer", "selftext"),
             *("pros", "cons", "transcript", "transcription", "lyrics", "plot", "synopsis"),
-            "summary",
         ),
         LEARNED_PARTS: (
             *("train", "train_detail", "loss_mask", "assistant_masks", "completion_mask"),

@@ -31,7 +31,7 @@ _NOT_COMPARED = ("id", "file", "place", "bytes")
 _AT_ONCE = 10_000
 _LENGTHS_OF, _DAMAGED_OF = 2_000, 10_000
 _DAMAGE = r"\x{FFFD}|\x{C3}[\x{80}-\x{BF}]|\x{E2}\x{20AC}"
-"""U+FFFD, and what becomes of accents and quotation marks if UTF-8 is read as Windows-1252."""
+"""U+FFFD, and how accents and quotation marks look if UTF-8 is read as Windows-1252."""
 _TRUNCATED_SHARE = 0.05
 _CLASSES_SHOWN = 30
 Hashes = npt.NDArray[np.uint64]

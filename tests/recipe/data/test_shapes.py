@@ -798,6 +798,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}"),
     files("cells in single quotes", "masked", lambda: {'train.csv': "'text','label'\n" + ''.join(f"'{s()}','{n % 2}'\n" for n in range(24))},
           "! has cells in single quotes"),
+    files("cells in single quotes below plain names", "masked", lambda: {'train.csv': "text,label\n" + ''.join(f"'{s()}',{n % 2}\n" for n in range(24))},
+          "! has cells in single quotes"),
     files("blanks before quotes", "masked", lambda: {'train.csv': 'label, text\n' + ''.join(f'{n % 2}, "{s()}"\n' for n in range(24))},
           "! has a blank between a delimiter and a quote"),
     files("a title above a table", "masked", lambda: {'train.csv': 'Export of May\ntext,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},

@@ -56,7 +56,7 @@ _TEXTS, _LABELS, _SPLITS = (
 )
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
-_MOST_CLASSES = 200
+_MOST_CLASSES, _FEW_CELLS = 200, 2
 _MOST_ABOVE = 6
 """Lines above a table that a message knows, such as its title."""
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
@@ -270,16 +270,17 @@ def _check_quotes(path: Path, sample: Sequence[str], delimiter: str) -> None:
         [row for row in csv.reader(sample, delimiter=delimiter, skipinitialspace=skips) if row]
         for skips in (False, True)
     )
-    if rows and len(rows[0]) > 1 and all(map(_SINGLE_QUOTED.fullmatch, rows[0])):
-        raise DataError(
-            f"{path} has cells in single quotes: {' | '.join(rows[0])[:80]}.",
-            "Write it with double quotes.",
-        )
     columns, unquoted_columns = (zip(*parsed[1:], strict=False) for parsed in (rows, others))
     for cells, unquoted in zip(columns, unquoted_columns, strict=False):
+        filled = [cell for cell in cells if cell]
+        if len(filled) > _FEW_CELLS and all(map(_SINGLE_QUOTED.fullmatch, filled)):
+            raise DataError(
+                f"{path} has cells in single quotes, such as {filled[0][:60]}.",
+                "Write it with double quotes.",
+            )
         pairs = zip(cells, unquoted, strict=False)
         changed = [cell for cell, other in pairs if cell != other and cell.strip() == f'"{other}"']
-        if changed and len(changed) == sum(map(bool, cells)):
+        if changed and len(changed) == len(filled):
             raise DataError(
                 f"{path} has a blank between a delimiter and a quote, as in {changed[0][:60]!r}.",
                 "Write it without blanks after the delimiters.",
