@@ -39,8 +39,7 @@ _IDLE_SECONDS = 1.0
 # How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
-# Command lines of programs that only start the script's processes; the last one is of SDK v3. A
-# script may have an argument --deepspeed.
+# Commands that only start the script's processes (the last one: SDK v3's), no option --deepspeed.
 _LAUNCHER = re.compile(
     r"torch\.distributed\.(?:run|launch)\b|\b(?:torchrun|mpirun|orted|prted)\b(?!\.py)"
     r"|\baccelerate(?: |\.commands\.)launch\b|(?<!-)\bdeepspeed(?: |\.launcher\b)|/sm_drivers/"

@@ -281,7 +281,8 @@ def _check_code(
             f"{path} defines {', '.join(renamed)}, which the server does not call.",
             f"Rename {remedy}, or remove it.",
         )
-    values = ((name, vars(user).get(name)) for name in unused)
+    services = [name for name, value in vars(user).items() if hasattr(value, "handle")]
+    values = ((name, vars(user).get(name)) for name in dict.fromkeys([*unused, *services]))
     local = [name for name, value in values if getattr(value, "__module__", "") == user.__name__]
     if local and not defined - _COMPANIONS:
         raise CodeError(

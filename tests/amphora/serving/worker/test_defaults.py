@@ -355,7 +355,8 @@ def test_bodies_are_text_for_json_and_csv(
 @pytest.mark.parametrize(
     "code",
     ["def handle(data, context): pass",
-     "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass"],
+     "class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass",
+     "class A:\n  def handle(self, d, c): pass\n_service = A()"],
 )  # fmt: skip
 def test_a_handler_service_is_refused(code: str, load: Load) -> None:
     with pytest.raises(
