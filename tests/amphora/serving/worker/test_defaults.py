@@ -360,7 +360,8 @@ def test_bodies_are_text_for_json_and_csv(
 )  # fmt: skip
 def test_a_handler_service_is_refused(code: str, load: Load) -> None:
     with pytest.raises(
-        CodeError, match=r"mine.py defines (handle|A), and no function .* Define model_fn"
+        CodeError,
+        match=r"mine.py defines (handle|A|A, _service), and no function .* Define model_fn",
     ):
         load(code, program="mine")
     with pytest.raises(CodeError, match=r"handler_service.py is a handler service"):
