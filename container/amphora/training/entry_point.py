@@ -109,7 +109,11 @@ def locate(
             log.info("%s is not empty: the job's code is unpacked into another folder", root)
             root = scratch / "code"
         root.mkdir(parents=True, exist_ok=True)
-        archives.unpack(path, root, location)
+        try:
+            archives.unpack(path, root, location)
+        except CodeError:
+            shutil.rmtree(root, ignore_errors=True)
+            raise
     else:
         raise CodeError(
             f"sagemaker_submit_directory is {location!r}, which does not exist.",
