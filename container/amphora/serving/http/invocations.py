@@ -181,15 +181,11 @@ class Invocations:
         headers = connection.headers
         accept = headers.get("accept", "").strip()
         return Call(
-            id=identifier,
-            body=body,
+            id=identifier, body=body, headers=dict(headers), path=route_of(connection),
             content_type=headers.get("content-type", media_types.JSON),
             accept=self.settings.default_accept if accept in ("", "*/*") else accept,
-            headers=dict(headers),
-            path=route_of(connection),
-            deadline=loop.time() + self.settings.timeout,
-            reply=loop.create_future(),
-        )
+            deadline=loop.time() + self.settings.timeout, reply=loop.create_future(),
+        )  # fmt: skip
 
     async def wait(
         self, pool: Backend, call: Call, gone: asyncio.Future[None] | None = None
