@@ -42,9 +42,10 @@ _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 def model_fn(model_dir: str) -> ServedTask:
     """Load the model in `model_dir`, or that of HF_MODEL_ID if there is none."""
     bounds.read(os.environ)
-    origin = Origin.find(model_dir, os.environ)
-    if origin.location != model_dir and not os.environ.get("HF_TASK"):
-        origin.refuse_handler()
+    if os.environ.get("HF_MODEL_ID") and not os.environ.get("HF_TASK"):
+        origin = Origin.find(model_dir, os.environ)
+        if origin.location != model_dir:
+            origin.refuse_handler()
     return registry.load(model_dir, os.environ)
 
 

@@ -176,6 +176,11 @@ def test_the_tables_hold_for_the_installed_version() -> None:
             ["no encode_plus", "tokenizer(text"],
             True,
         ),
+        (
+            "import torch; torch.nn.Linear(1, 1).to_bettertransformer()",
+            ["no to_bettertransformer", "leave it out"],
+            True,
+        ),
         ("import nothing_of_ours", [], False),
         ("[].encode", [], False),
         ("dict(a=1).get(b=2)", [], False),

@@ -165,8 +165,11 @@ def resolve(
     user = modules.user_module(code_dir, program)
     file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
+    if Path(file).name == handler_files.ENDPOINT_PROGRAM and hasattr(user, ENDPOINT_HANDLER):
+        defined = set()  # Its server calls the class alone, whatever else the file defines.
     _check_code(user, defined, code_dir, model_dir)
-    endpoint = None if defined - _COMPANIONS else getattr(user, ENDPOINT_HANDLER, None)
+    predicts = defined & {"model_fn", "predict_fn", "predict_batch_fn", "transform_fn"}
+    endpoint = None if predicts else getattr(user, ENDPOINT_HANDLER, None)
     others = sorted(defined & {*_TRIO, "predict_batch_fn"})
     if "transform_fn" in defined and others:
         raise CodeError(

@@ -21,7 +21,7 @@ from amphora.serving.worker import handlers, runner
 from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
 from tests.support.toolkit_questions import picture
-from tests.support.worker_front import JSON, ask, write_code
+from tests.support.worker_front import JSON, ask, load_runner, write_code
 
 DEVICES = Devices(reason="", cpus=1, efa=False)
 TOOLKIT = "sagemaker_huggingface_inference_toolkit"
@@ -53,6 +53,14 @@ HANDLERS = {
             @torch.no_grad()
             def __call__(self, data):
                 return torch.tensor(data["inputs"]) * self.weight
+        """,
+    "with functions that have handlers' names": """
+        def model_fn(path): return "not the class"
+        def predict_fn(data, model): return "not called"
+        def output_fn(answer): return answer
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data): return output_fn(["the class", data["inputs"]])
         """,
     "with a base class": """
         class Base:
@@ -103,6 +111,18 @@ def test_an_endpoint_handler_answers_as_its_own_call(
     with pytest.raises(Fault, match="Send an object, such as") as caught:
         answer(loaded, b"[1]")
     assert caught.value.status == 400
+
+
+def test_an_endpoint_handler_is_called_between_input_fn_and_output_fn(tmp_path: Path) -> None:
+    code = """
+        import json
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data): return ["the class", data["inputs"]]
+        def output_fn(prediction, accept): return json.dumps({"answer": prediction})
+        """
+    model = write_code(tmp_path / "model", {"code/inference.py": code})
+    assert answer(load_runner(model), b'{"inputs": 1}') == {"answer": ["the class", 1]}
 
 
 def test_an_endpoint_handler_reads_images_and_csv(load: Callable[..., ModelRunner]) -> None:
