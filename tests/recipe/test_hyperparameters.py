@@ -273,7 +273,7 @@ def test_what_changes_nothing_is_a_line_each() -> None:
         ("--metric_for_best_model f1 --load_best_model_at_end True", ""),
         ("--metric_for_best_model f1 --early_stopping_patience 2", ""),
         ("--metric_for_best_model f1 --save_strategy best", ""),
-        ("--metric_for_best_model f1 --lr_scheduler_type greedy", ""),
+        ("--metric_for_best_model f1 --lr_scheduler_type reduce_lr_on_plateau", ""),
         ("--early_stopping_threshold 0.1", "early_stopping_threshold has no effect"),
         ("--early_stopping_threshold 0.1 --early_stopping_patience 2", ""),
     ],

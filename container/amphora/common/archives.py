@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ def unpack(archive: Path, folder: Path, location: str) -> None:
     """Unpack a tar file (gzip or plain) into `folder`, which is empty.
 
     Raises CodeError if it is not a tar file, too large, or has a member that would be written
-    elsewhere or is a device. What was unpacked until then stays in `folder`.
+    elsewhere or is a device; `folder` is then removed.
     """
     try:
         with archive.open("rb") as raw:
@@ -85,16 +86,12 @@ def unpack(archive: Path, folder: Path, location: str) -> None:
                 raise CodeError(
                     f"{str(path.relative_to(folder))!r} is a link that leaves the archive"
                 )
-    except CodeError as error:
-        raise CodeError(
-            f"The code archive {location} is refused: {error}.",
-            "Pack the folder again: tar czf sourcedir.tar.gz -C folder .",
-        ) from None
     except Exception as error:  # A truncated or forged file raises many kinds.
-        reason = str(error) or type(error).__name__
+        shutil.rmtree(folder, ignore_errors=True)
+        outcome = "is refused" if isinstance(error, CodeError) else "cannot be unpacked"
         raise CodeError(
-            f"The code archive {location} cannot be unpacked: {reason}.",
-            "It must be a .tar.gz file; upload it again if the upload was cut short.",
+            f"The code archive {location} {outcome}: {str(error) or type(error).__name__}.",
+            "Pack the folder again (tar czf sourcedir.tar.gz -C folder .), and upload all of it.",
         ) from error
 
 

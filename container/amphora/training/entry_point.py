@@ -109,11 +109,7 @@ def locate(
             log.info("%s is not empty: the job's code is unpacked into another folder", root)
             root = scratch / "code"
         root.mkdir(parents=True, exist_ok=True)
-        try:
-            archives.unpack(path, root, location)
-        except CodeError:
-            shutil.rmtree(root, ignore_errors=True)
-            raise
+        archives.unpack(path, root, location)
     else:
         raise CodeError(
             f"sagemaker_submit_directory is {location!r}, which does not exist.",
