@@ -161,12 +161,6 @@ class Hyperparameters(DataSettings, ModelSettings):
                 "Hyperparameter accelerator_config has num_steps in gradient_accumulation_kwargs. "
                 "Give gradient_accumulation_steps instead."
             )
-        of_adapters = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
-        if of_adapters and self.lora_r is None:
-            yield (
-                f"Without lora_r all weights are trained, and {of_adapters[0]} has no effect. Give "
-                f"lora_r, the rank of LoRA's adapters, or leave out {', '.join(of_adapters)}."
-            )
         metric = str(self.passed.get("metric_for_best_model") or "loss")
         is_lower_better = metric.endswith(("loss", "mse", "perplexity"))
         if self.passed.get("greater_is_better") is is_lower_better:
@@ -184,24 +178,12 @@ class Hyperparameters(DataSettings, ModelSettings):
                 "load_in_4bit=True trains an adapter that cannot be merged into weights of 4 bits. "
                 "Give lora_save=adapter."
             )
-        if self.load_in_4bit and not self.trains:
-            yield "load_in_4bit is for training, and do_train is False. Leave it out."
         if self.max_price is not None and not self.price_per_hour:
             yield (
                 f"max_price={self.max_price:g} needs the price of an instance. Give price_per_hour."
             )
-        budgets = [name for name in ("max_minutes", "max_price") if getattr(self, name) is not None]
-        if budgets and not self.trains:
-            yield f"{budgets[0]} limits training, and do_train is False. Leave it out."
         if self.push_to_hub and not self.hub_model_id:
             yield "push_to_hub=True needs the repository's name. Give hub_model_id=owner/name."
-        if self.push_to_hub and not self.trains:
-            yield "push_to_hub pushes the trained model, and do_train is False. Leave it out."
-        if self.push_to_hub and self.passed.get("hub_revision"):
-            yield (
-                f"Hyperparameter hub_revision has value {self.passed['hub_revision']!r}, but the "
-                "model is pushed to the main branch. Leave it out."
-            )
 
     @property
     def tasks_by_hyperparameter(self) -> Mapping[str, Sequence[str]]:
@@ -215,7 +197,25 @@ class Hyperparameters(DataSettings, ModelSettings):
         }
 
     def _ignored_hyperparameters(self) -> Iterator[str]:
-        """Yield a sentence for each hyperparameter that the task would ignore."""
+        """Yield a sentence for each hyperparameter that the job would ignore."""
+        of_adapters = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
+        if of_adapters and self.lora_r is None:
+            yield (
+                f"Without lora_r all weights are trained, and {of_adapters[0]} has no effect. Give "
+                f"lora_r, the rank of LoRA's adapters, or leave out {', '.join(of_adapters)}."
+            )
+        if self.load_in_4bit and not self.trains:
+            yield "load_in_4bit is for training, and do_train is False. Leave it out."
+        budgets = [name for name in ("max_minutes", "max_price") if getattr(self, name) is not None]
+        if budgets and not self.trains:
+            yield f"{budgets[0]} limits training, and do_train is False. Leave it out."
+        if self.push_to_hub and not self.trains:
+            yield "push_to_hub pushes the trained model, and do_train is False. Leave it out."
+        if self.push_to_hub and self.passed.get("hub_revision"):
+            yield (
+                f"Hyperparameter hub_revision has value {self.passed['hub_revision']!r}, but the "
+                "model is pushed to the main branch. Leave it out."
+            )
         for name, tasks in self.tasks_by_hyperparameter.items():
             if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)

@@ -58,11 +58,8 @@ _KINDS = {
 
 
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
-    """Read, label and split the data of a job's channels.
-
-    Raises:
-        DataError: names the channel, file, line or column that cannot be used, and the remedy.
-    """
+    """Read, label and split the data of a job's channels. Raise DataError, which names the channel,
+    file, line or column that cannot be used, and the remedy."""
     hosts, notes = shards.job_hosts(), list[str]()
     reading = read_columns(
         channels,
@@ -91,15 +88,14 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     if settings.problem_type is None and settings.class_names is None:
         class_checks.CHECKS[shape.problem](trained, label, sum(rows))
     spelled = [label_of_row for part in trained for label_of_row in shape.spell(part, label)]
+    left_out = " ".join(note for note in notes if NOT_ACCEPTED in note)
     try:
         known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
     except DataError as error:
-        if any(NOT_ACCEPTED in note for note in notes):
-            raise DataError(
-                f"{error} {' '.join(note for note in notes if NOT_ACCEPTED in note)}",
-                f"Give label_column={ANSWER} to learn what was accepted.",
-            ) from error
-        raise
+        if not left_out:
+            raise
+        remedy = f"Give label_column={ANSWER} to learn what was accepted."
+        raise DataError(f"{error} {left_out}", remedy) from error
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
     splits = set().union(*hosts.gather(set(read)))

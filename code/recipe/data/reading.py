@@ -302,7 +302,14 @@ def split_by_column(
     Raises:
         DataError: A column may hold splits, but it is not certain, or only its name says so.
     """
-    part = _with_split_names(part, named)
+    for name, class_names in part.class_names.items():
+        if name in named or normalized(name) not in _SPLIT_NAMES:
+            continue
+        known = dict(enumerate(class_names))
+        codes_of_splits = part.table[name]
+        if pa.types.is_integer(codes_of_splits.type):
+            cells = [known.get(code) for code in codes_of_splits.to_pylist()]
+            part = part.with_column(name, pa.array(cells, pa.string()))
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:
@@ -365,19 +372,6 @@ def _names_splits(part: Part, column: str) -> bool:
     # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
     is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
     return is_certain and (all(known) or (name in _SPLIT_NAMES[:4] and TRAIN in known))
-
-
-def _with_split_names(part: Part, named: Collection[str]) -> Part:
-    """Return the part with the names of ClassLabels in columns of splits."""
-    for name, class_names in part.class_names.items():
-        if name in named or normalized(name) not in _SPLIT_NAMES:
-            continue
-        known = dict(enumerate(class_names))
-        codes = part.table[name]
-        if pa.types.is_integer(codes.type):
-            cells = [known.get(code) for code in codes.to_pylist()]
-            part = part.with_column(name, pa.array(cells, pa.string()))
-    return part
 
 
 def _check_no_unknown_splits(part: Part, named: Collection[str]) -> None:

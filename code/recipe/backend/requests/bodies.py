@@ -113,17 +113,6 @@ def text_of(body: str | bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raise BadRequest if it has a key twice, with two values, since one
-    of them would be ignored."""
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        for name, value in pairs:
-            if document[name] != value:
-                raise BadRequest(f"{name!r} stands in the body twice, with two values.")
-    return document
-
-
 def parsed(body: bytes) -> Any:
     """Return the value of a JSON body. Raise BadRequest if it is not JSON, or a key stands
     twice."""
@@ -131,9 +120,18 @@ def parsed(body: bytes) -> Any:
     def refuse_constant(name: str) -> None:
         raise BadRequest(f"The body is not valid JSON: it contains {name}.")
 
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Of a key that stands twice, with two values, one would be ignored.
+        document = dict(pairs)
+        if len(document) < len(pairs):
+            for name, value in pairs:
+                if document[name] != value:
+                    raise BadRequest(f"{name!r} stands in the body twice, with two values.")
+        return document
+
     text = text_of(body)
     try:
-        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=_as_object)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=as_object)
     except BadRequest:
         raise
     except (ValueError, RecursionError) as error:

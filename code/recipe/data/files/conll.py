@@ -62,20 +62,15 @@ def read_conll(path: Path, encoding: str) -> Part:
     Three kinds are named as in CoNLL-2003, and the ten columns of CoNLL-U as in its specification.
     Otherwise they are `column_2` ..., and the last one is `tags`, unless the one before it has the
     same entity types (nested entities: one must be named). A column of word numbers is left out.
-
-    Raises:
-        DataError: lines have different numbers of cells, or the first column holds no words.
+    Raise DataError if lines have different numbers of cells, or the first column holds no words.
     """
-
     width = count = counted = named = several = words_like_tags = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
     for rows in _sentences(path, encoding):
         width = len(rows[0][1])
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
-        is_counted = numbers and numbers == [
-            str(column_index) for column_index in range(1, len(numbers) + 1)
-        ]
+        is_counted = numbers and numbers == [str(n) for n in range(1, len(numbers) + 1)]
         words_like_tags += all(TAG.fullmatch(cells[0]) for _, cells in rows)
         count, counted = count + 1, counted + bool(is_counted)
         several += len(rows) > 1

@@ -69,15 +69,13 @@ class NotPlain(Exception):
 def read_delimited(
     path: Path, encoding: str, lone_column: bool, others: str, header: HeaderHint
 ) -> Part:
-    """Return the rows of delimited text, with or without a header, quoted or not.
+    """Return the rows of delimited text, with or without a header, quoted or not. Raise DataError
+    if no delimiter divides it into columns, or a row cannot be read (with its line).
 
     Args:
         lone_column: Whether there may be one column only.
         others: The formats that it might have been, for the message.
         header: Whether the first row names the columns, or names by which it is known.
-
-    Raises:
-        DataError: no delimiter divides it into columns, or a row cannot be read (with its line).
     """
     with open_text(path, encoding) as stream:
         lines = itertools.dropwhile(lambda line: not line.strip(), stream)
@@ -238,7 +236,11 @@ def _check_no_swallowed_rows(part: Part, delimiter: str) -> None:
     """Raise DataError if a cell of several lines holds rows: a quote at the start of a text opened
     it, and one at the end of another text closed it."""
     names = part.table.column_names
-    begins, ends = (_known_values(part, name) for name in (names[0], names[-1]))
+    # The values of the first and of the last column, if they are few.
+    few = min(_MOST_CLASSES, part.table.num_rows // 2)
+    begins, ends = (
+        {*(part.distinct(name, few) or ())} - {"", None} for name in (names[0], names[-1])
+    )
     for index, name in enumerate(names):
         spans = np.flatnonzero(pc.match_substring(part.table[name], "\n").to_numpy())
         for row in spans[:_SAMPLE_ROWS].tolist():
@@ -255,12 +257,6 @@ def _check_no_swallowed_rows(part: Part, delimiter: str) -> None:
                     f"look like rows: {pieces[1][:60]!r}. The file can be read either way.",
                     'Put texts that begin or end with a quote in quotes, and write it twice ("").',
                 )
-
-
-def _known_values(part: Part, name: str) -> set[str]:
-    """Return the values of a column that has few; none if it has more."""
-    values = part.distinct(name, min(_MOST_CLASSES, part.table.num_rows // 2))
-    return {value for value in values or () if value}
 
 
 def _check_quotes(path: Path, sample: Sequence[str], delimiter: str) -> None:

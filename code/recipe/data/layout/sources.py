@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,27 +80,21 @@ def scan(path: Path) -> Sources:
                 ),
                 "Remove it, or give it another name.",
             )
-    _check_one_format(sources.data)
+    by_stem: dict[Path, Path] = {}
+    for file in sources.data:
+        stem = file.with_name(file.name.removesuffix(".gz"))
+        if stem.suffix.lower() not in _TABLE_SUFFIXES:
+            continue
+        if (other := by_stem.setdefault(stem.with_suffix(""), file)) is not file:
+            raise DataError(
+                f"{file} seems to hold the rows of {other.name}, which would be read twice.",
+                "Remove one of them, or give it another name.",
+            )
     if not sources.data:
         # A corpus of names may be called names.txt.
         sources.data, sources.class_lists = sources.class_lists, []
     sources.data.sort()
     return sources
-
-
-def _check_one_format(files: Sequence[Path]) -> None:
-    """Raise DataError if two files differ in their formats only: train.csv and train.parquet."""
-    by_stem: dict[Path, Path] = {}
-    for file in files:
-        stem = file.with_name(file.name.removesuffix(".gz"))
-        if stem.suffix.lower() not in _TABLE_SUFFIXES:
-            continue
-        other = by_stem.setdefault(stem.with_suffix(""), file)
-        if other is not file:
-            raise DataError(
-                f"{file} seems to hold the rows of {other.name}, which would be read twice.",
-                "Remove one of them, or give it another name.",
-            )
 
 
 def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
