@@ -302,14 +302,14 @@ def split_by_column(
     Raises:
         DataError: A column may hold splits, but it is not certain, or only its name says so.
     """
-    for name, class_names in part.class_names.items():
-        if name in named or normalized(name) not in _SPLIT_NAMES:
+    for labelled, class_names in part.class_names.items():
+        if labelled in named or normalized(labelled) not in _SPLIT_NAMES:
             continue
         known = dict(enumerate(class_names))
-        codes_of_splits = part.table[name]
-        if pa.types.is_integer(codes_of_splits.type):
-            cells = [known.get(code) for code in codes_of_splits.to_pylist()]
-            part = part.with_column(name, pa.array(cells, pa.string()))
+        numbers = part.table[labelled]
+        if pa.types.is_integer(numbers.type):
+            cells = [known.get(number) for number in numbers.to_pylist()]
+            part = part.with_column(labelled, pa.array(cells, pa.string()))
     names = (name for name in part.table.column_names if name not in named)
     column = next((name for name in names if _names_splits(part, name)), None)
     if column is None:

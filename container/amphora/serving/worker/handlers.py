@@ -46,7 +46,8 @@ _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # What other servers call, in whatever file of a model's folder.
 _CALLED = {*_SIGNATURES, ENDPOINT_HANDLER, "handle", "PreTrainedPipeline", "TritonPythonModel"}
 # Names of files, in lower case, with which other images answer requests.
-_SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler"}
+_SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler",
+            "mar-inf", "cog", "bentofile", "bento"}  # fmt: skip
 _DEFAULTS = "the image's defaults"
 # How names of handlers are misspelled: inputfn, predict_func, outputFunction.
 _ENDING = re.compile(r"(?:fun|func|function)$")
@@ -242,8 +243,10 @@ def _check_code(
             " inference.py.",
         )
     if user is None:
-        paths = sorted({*code_dir.glob("*.py"), *code_dir.glob("[Ii]nference.*")})
         folder = model_dir or code_dir
+        configurations = ("MAR-INF", "cog.yaml", "bentofile.yaml", "bento.yaml")
+        marks = [mark for name in configurations if (mark := folder / name).exists()]
+        paths = sorted({*code_dir.glob("*.py"), *code_dir.glob("[Ii]nference.*"), *marks})
         others = {path for name in ("*", "*/*", "*/*/*") for path in folder.glob(f"{name}.py")}
         for path in [*paths, *sorted(others - {*paths})]:
             names = _CALLED
@@ -258,8 +261,8 @@ def _check_code(
                     choice = f" set SAGEMAKER_PROGRAM to {str(path.relative_to(code_dir))!r},"
                 raise CodeError(
                     f"{path}{what} is not run.",
-                    f"Move it to {code_dir / 'inference.py'},{choice} or remove it to use the "
-                    "image's own handlers.",
+                    f"Move its code to {code_dir / 'inference.py'},{choice} or remove it to use "
+                    "the image's own handlers.",
                 )
         return
     if not defined - _COMPANIONS and hasattr(user, ENDPOINT_HANDLER):

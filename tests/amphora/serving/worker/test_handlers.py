@@ -186,6 +186,9 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
         ("code/src/inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
         ("model.py", "def handle(inputs): pass", "defines handle, is not run"),
         ("pipeline.py", "class PreTrainedPipeline: pass", "PreTrainedPipeline, is not run"),
+        ("cog.yaml", "predict: predict.py:Predictor", "cog.yaml is not run"),
+        ("MAR-INF/MANIFEST.json", "{}", "MAR-INF is not run"),
+        ("bentofile.yaml", "service: service:svc", "bentofile.yaml is not run"),
         ("1/model.py", "class TritonPythonModel: pass", "TritonPythonModel, is not run"),
         ("code/train.py", "def main(): pass\nif __name__ == '__main__': main()", ""),
         ("inference.py", "def demo(): pass", ""),
@@ -205,7 +208,9 @@ def test_a_file_of_handlers_that_is_not_run_is_refused(
     # SAGEMAKER_PROGRAM names files of code/ only.
     below = name.removeprefix("code/")
     remedy = f"set SAGEMAKER_PROGRAM to '{below}', or remove" if below != name else "or remove"
-    with pytest.raises(CodeError, match=f"{words}.*Move it to .*/code/inference.py, {remedy}"):
+    with pytest.raises(
+        CodeError, match=f"{words}.*Move its code to .*/code/inference.py, {remedy}"
+    ):
         resolve(model / "code", None, folders[1], model)
 
 
