@@ -424,7 +424,9 @@ def test_a_finished_job_whose_checkpoints_were_moved_writes_its_best_weights(
 
 def test_a_loss_that_is_no_number_names_step_and_rows(tmp_path: Path, trained: Job) -> None:
     with pytest.raises(DivergedError) as raised:
-        replace(trained, base=tmp_path).run_here("--lr", "1e38", "--lr_scheduler_type", "constant")
+        replace(trained, base=tmp_path).run_here(
+            "--lr", "1", "--weight_decay", "1e38", "--lr_scheduler_type", "constant"
+        )
     for words in (
         "The loss of step",
         "is NaN or infinite. Its batch",
