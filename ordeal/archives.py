@@ -113,6 +113,8 @@ def run(trial: Trial) -> None:
         except ModelError as error:
             trial.check(WORDS, not list(folder.iterdir()), f"left: {list(folder.iterdir())}")
             raise Refused(str(error)) from error
+        finally:
+            model_channel.tempfile.tempdir = None
 
     archive = trial.folder / "model.tar.gz"
     for number in range(100 if trial.short else 6000):
