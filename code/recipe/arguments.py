@@ -73,7 +73,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     written_as: dict[str, str] = {}
     notes: list[str] = []
     problems: list[str] = []
-    of_peft: list[str] = []
+    peft_arguments: list[str] = []
     for written, text in _pairs(argv):
         try:
             name, value = _translated(written, text, notes, folders)
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
             problems.append(str(error))
             continue
         if written.lstrip("-").replace("-", "_") in _OF_PEFT:
-            of_peft.append(f"{written}={text or '(empty)'}")
+            peft_arguments.append(f"{written}={text or '(empty)'}")
         if converted is _NOT_GIVEN:
             continue
         if name in values and values[name] != converted:
@@ -92,9 +92,9 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
             )
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
-    if of_peft and values.get("lora_r"):
+    if peft_arguments and values.get("lora_r"):
         problems.append(
-            f"{of_peft[0]} trains all weights, and lora_r={values['lora_r']} trains LoRA's "
+            f"{peft_arguments[0]} trains all weights, and lora_r={values['lora_r']} trains LoRA's "
             "adapters. Leave one of them out."
         )
     notes += _ineffective(values)
@@ -117,7 +117,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
 
 
 def _ineffective(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each hyperparameter that another one leaves without effect."""
+    """Yield a line for each hyperparameter that has no effect because of another one."""
     steps = values.get("max_train_steps") or -1
     if steps > 0 and "num_train_epochs" in values:
         epochs = values["num_train_epochs"]

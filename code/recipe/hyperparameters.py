@@ -197,12 +197,13 @@ class Hyperparameters(DataSettings, ModelSettings):
         }
 
     def _ignored_hyperparameters(self) -> Iterator[str]:
-        """Yield a sentence for each hyperparameter that the job would ignore."""
-        of_adapters = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
-        if of_adapters and self.lora_r is None:
+        """Yield an error for each hyperparameter that the job would ignore."""
+        adapter_settings = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
+        if adapter_settings and self.lora_r is None:
             yield (
-                f"Without lora_r all weights are trained, and {of_adapters[0]} has no effect. Give "
-                f"lora_r, the rank of LoRA's adapters, or leave out {', '.join(of_adapters)}."
+                f"Without lora_r all weights are trained, and {adapter_settings[0]} has no effect. "
+                "Give lora_r, the rank of LoRA's adapters, or leave out "
+                f"{', '.join(adapter_settings)}."
             )
         if self.load_in_4bit and not self.trains:
             yield "load_in_4bit is for training, and do_train is False. Leave it out."

@@ -1,8 +1,8 @@
 """A tokenised data set, and which host has which of its rows.
 
-Tasks add arrays to `Samples` in subclasses. An array with a value for each token is indexed by
-`token_positions` or `span`, as `token_ids` is; one with a value for each row by the row's number,
-as `labels` is. Such code also works if the data is sharded over hosts.
+Subclasses of `Samples` add arrays. Arrays of tokens, such as `token_ids`, are indexed by
+`token_positions` or `span`; arrays of rows, such as `labels`, by the number of the row. Code that
+does so also works if the data is sharded over hosts.
 """
 
 from __future__ import annotations

@@ -144,16 +144,20 @@ def check_lists(parts: Sequence[Part], column: str, row_count: int) -> None:
 def _check_all_have_names(parts: Sequence[Part], column: str, one_class: str) -> None:
     """Raise DataError if some files have class names and others other values: 0 may be the first
     of these names."""
-    named = [part for part in parts if column in part.class_names]
-    others = [part for part in parts if part not in named and not is_list(part.table[column].type)]
-    if not (named and others):
+    named = next((part for part in parts if column in part.class_names), None)
+    if named is None:
         return
-    names = named[0].class_names[column]
-    values = sorted({str(v) for part in others for v in part.table[column].unique().to_pylist()})
-    if not {*values} & {*names}:
+    names = named.class_names[column]
+    values: dict[str, Part] = {}
+    for part in parts:
+        if column not in part.class_names and not is_list(part.table[column].type):
+            labels_here = part.table[column].unique().to_pylist()
+            values |= {str(value): part for value in labels_here if value not in (None, "")}
+    if values and not values.keys() & {*names}:
+        value, part = min(values.items(), key=lambda item: item[0])
         raise DataError(
-            f"Column {column!r} has the class names {', '.join(names[:5])} in {named[0].path}, and "
-            f"others in {others[0].path}, such as {values[0]!r}.",
+            f"Column {column!r} has the class names {', '.join(names[:5])} in {named.path}, and "
+            f"others in {part.path}, such as {value!r}.",
             f"Write these names into all files, {one_class}",
         )
 

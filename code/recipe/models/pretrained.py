@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -98,15 +97,14 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
 
 def _local(folder: Path) -> Source:
     """Return the model in a folder. Raise ModelError if it is a LoRA adapter."""
-    if (adapter := folder / "adapter_config.json").is_file():
-        base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise _adapter_error(str(folder), f" of {base}")
+    if (folder / "adapter_config.json").is_file():
+        raise _adapter_error(str(folder))
     return Source(name=str(folder), is_local=True)
 
 
-def _adapter_error(name: str, base: str = "") -> ModelError:
+def _adapter_error(name: str) -> ModelError:
     return ModelError(
-        f"The model {name} is a LoRA adapter{base}, and only whole models are trained.",
+        f"The model {name} is a LoRA adapter, and only whole models are trained.",
         "Train the adapter again with lora_save=merged, or merge it by peft's merge_and_unload().",
     )
 

@@ -515,6 +515,29 @@ def test_class_names_of_one_file_and_numbers_of_another_are_refused(tmp_path: Pa
         DataError, match=r"has the class names bad, good in .*a\.parquet, and others"
     ):
         classification.load({"train": tmp_path}, Hyperparameters())
+    # What a file without labels lacks is not called another class.
+    unlabelled = [{"text": row["text"], "label": None} for row in rows]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, unlabelled)))
+    with pytest.raises(DataError, match=r"b\.jsonl line 1 has no label"):
+        classification.load({"train": tmp_path}, Hyperparameters())
+
+
+@pytest.mark.parametrize(
+    ("columns", "data"),
+    [
+        (["text", "label"], [["a film", 1], ["a play"]]),
+        (["text", "text"], [["a film", "a play"]]),
+        (["text", "label"], [{"text": "a film", "label": 1}]),
+        ("text", [["a film"]]),
+    ],
+)
+def test_rows_of_pandas_that_do_not_fit_their_columns_are_refused(
+    tmp_path: Path, columns: Any, data: Any
+) -> None:
+    document = {"columns": columns, "index": [0, 1], "data": data}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with refused(DataError, "a.json", "orient='split'", "orient='records'"):
+        read(tmp_path / "a.json")
 
 
 def test_decimals_are_numbers(tmp_path: Path) -> None:

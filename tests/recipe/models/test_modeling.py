@@ -66,7 +66,7 @@ def test_an_adapter_is_no_model_to_train(tmp_path: Path, has_config: bool) -> No
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}')
     if has_config:  # as lora_save=adapter writes it
         (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with refused(ModelError, "LoRA adapter of a/b", "lora_save=merged", "merge_and_unload"):
+    with refused(ModelError, "is a LoRA adapter", "lora_save=merged", "merge_and_unload"):
         pretrained.find(str(tmp_path), {})
 
 

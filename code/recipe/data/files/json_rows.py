@@ -60,8 +60,17 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     conversation, or the only line of a .jsonl file."""
     if isinstance(document, list):
         return document
-    if document.keys() == {"columns", "index", "data"}:  # pandas, orient="split"
-        return [dict(zip(document["columns"], row, strict=False)) for row in document["data"]]
+    if document.keys() == {"columns", "index", "data"}:
+        names, rows = document["columns"], document["data"]
+        are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        are_rows = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+        if are_names and are_rows and {len(set(names)), *map(len, rows)} == {len(names)}:
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        raise DataError(
+            f"{path} has the keys columns, index and data, as pandas' orient='split', but not the "
+            "names of different columns, and lists with a value for each.",
+            "Write it by to_json(path, orient='records').",
+        )
     if _are_rows_by_name(document):  # pandas, orient="index"
         return list(document.values())
     tables = {}

@@ -104,8 +104,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Preferences:
 
 
 def _usable(part: Part, columns: Selection) -> tuple[pa.Table, bool, Mapping[str, tuple[int, int]]]:
-    """Return the usable rows (texts, or JSON of messages), whether they are messages, and why other
-    rows are left out: for each reason the number of rows, and the first of them.
+    """Return the usable rows (texts, or JSON of messages), whether they are messages, and for each
+    reason to leave rows out how many there are, and the first one.
 
     Raises:
         DataError: rows have different kinds of values, or too many have no prompt.
