@@ -239,7 +239,7 @@ def _shown(split: Dataset, row: int) -> str:
 def sampled_rows(task: Task) -> list[int]:
     """Return the training rows whose lengths are counted."""
     rows = len(task.train)
-    drawn = random.Random(task.hyperparameters.seed).sample(range(rows), min(_LENGTHS_OF, rows))
+    drawn = random.Random(task.data_settings.seed).sample(range(rows), min(_LENGTHS_OF, rows))
     return sorted(drawn)
 
 

@@ -31,6 +31,7 @@ from recipe.reports.model_card import About
 from recipe.reports.predictions import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
+from recipe.settings import DataSettings, ModelSettings
 from recipe.tasks import evaluation
 from recipe.tokenization.encoding import takes_token_types
 
@@ -188,7 +189,9 @@ class Task(ABC):
     """What was detected in the data, one line each."""
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
-        self.hyperparameters = hyperparameters
+        # One value, of which a task sees what belongs to data and models.
+        self.data_settings: DataSettings = hyperparameters
+        self.model_settings: ModelSettings = hyperparameters
         self.options = hyperparameters.options()
         self.read(training_channels(channels, hyperparameters.trains))
 
@@ -198,7 +201,7 @@ class Task(ABC):
 
     def check_best(self, scores: Sequence[str]) -> None:
         """Check that evaluation computes the metric by which the best weights are chosen."""
-        metric = self.hyperparameters.passed.get("metric_for_best_model")
+        metric = self.data_settings.passed.get("metric_for_best_model")
         names = ("loss", *scores)
         if metric is not None and metric.removeprefix("eval_") not in names:
             raise HyperparameterError(
@@ -289,7 +292,7 @@ class Task(ABC):
         Args:
             weights: The gathered weights of a sharded model; None if it is not sharded.
         """
-        lora.save(model, weights, folder, self.hyperparameters)
+        lora.save(model, weights, folder, self.model_settings)
         tokenizer.save_pretrained(folder)
 
     def answers(self) -> PredictedAnswers | None:

@@ -75,7 +75,7 @@ class Classification(Task):
     def take_labels_of(self, source: Source) -> None:
         """Number the classes of the data as the model in `source` does, if it has the same or is
         not trained."""
-        self.data = match_model_labels(source, self.data, self.hyperparameters)
+        self.data = match_model_labels(source, self.data, self.model_settings)
         self.train = self.data.train
 
     def findings(self) -> Iterator[Finding]:

@@ -193,7 +193,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     # A copy: the last answers of the job's task are the float model's.
     task = copy.copy(plan.task)
     task.objective = copy.copy(task.objective)
-    task.hyperparameters = dataclasses.replace(given, lora_r=None)
+    task.model_settings = dataclasses.replace(given, lora_r=None)
     task.data = dataclasses.replace(task.data, test=None)
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
         subject = _Subject(task, plan.arguments, samples, folder)

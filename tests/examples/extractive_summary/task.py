@@ -51,7 +51,7 @@ class ExtractiveSummary(Task):
         """Read documents as lists of sentences, and which of these are in the summary."""
         self.check_best(("accuracy",))
         notes: list[str] = []
-        reading = read_columns(channels, SPECS[0], self.hyperparameters, notes)
+        reading = read_columns(channels, SPECS[0], self.data_settings, notes)
         tables: dict[str, list[pa.Table]] = {}
         problems = Problems()
         for file in reading.files:
@@ -59,7 +59,7 @@ class ExtractiveSummary(Task):
                 tables.setdefault(file.split, []).append(_documents(file))
         problems.check()
         built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
-        uses, rule = held_out.assign(built, self.hyperparameters)
+        uses, rule = held_out.assign(built, self.data_settings)
         results = [
             describe_files(reading.files_of(split), f"{len(rows)} documents")
             for split, rows in built.items()
@@ -72,7 +72,7 @@ class ExtractiveSummary(Task):
         model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
-            self.hyperparameters,
+            self.model_settings,
             adapters="SEQ_CLS",
             what="a model of summaries",
             num_labels=1,
@@ -86,7 +86,7 @@ class ExtractiveSummary(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which pairs are cut, also in serving."""
         length = pretrained.longest_text(
-            model, tokenizer, self.hyperparameters.max_length, pretrained.PAIR_OF_TEXTS
+            model, tokenizer, self.data_settings.max_length, pretrained.PAIR_OF_TEXTS
         )
         tokenizer.model_max_length = length
         return length

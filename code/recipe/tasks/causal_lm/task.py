@@ -64,20 +64,20 @@ class CausalLm(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
-        self.data = language_modeling.load(channels, self.hyperparameters, TASKS["causal-lm"])
+        self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
-        return pretrained.load_causal(source, self.hyperparameters)
+        return pretrained.load_causal(source, self.model_settings)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which documents are split or truncated; serving reads longer
         prompts."""
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        long_texts = self.hyperparameters.long_texts
+        long_texts = self.data_settings.long_texts
         return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
     def stop_tokens(
@@ -92,7 +92,7 @@ class CausalLm(Task):
         return document_tokens.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        is_split = document_tokens.splits(self.train, self.hyperparameters.long_texts)
+        is_split = document_tokens.splits(self.train, self.data_settings.long_texts)
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:

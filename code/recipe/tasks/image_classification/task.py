@@ -61,12 +61,12 @@ class ImageClassification(Classification):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(SCORES)
         self.objective = _ImageLabels()
-        self.data = pictures.load(channels, self.hyperparameters)
+        self.data = pictures.load(channels, self.data_settings)
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
         self.take_labels_of(source)
-        model, processor = load_model(source, self.data.labels, self.hyperparameters)
+        model, processor = load_model(source, self.data.labels, self.model_settings)
         self.objective.processor = processor
         return model, processor
 

@@ -73,26 +73,26 @@ class MaskedLm(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
-        self.data = language_modeling.load(channels, self.hyperparameters, TASKS["masked-lm"])
+        self.data = language_modeling.load(channels, self.data_settings, TASKS["masked-lm"])
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
-        return load_model(source, self.hyperparameters)
+        return load_model(source, self.model_settings)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which texts are split or truncated."""
         encoding.refuse_types(model, tokenizer)
-        return pretrained.longest_text(model, tokenizer, self.hyperparameters.max_length)
+        return pretrained.longest_text(model, tokenizer, self.data_settings.max_length)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        truncates = self.hyperparameters.long_texts == TRUNCATE
+        truncates = self.data_settings.long_texts == TRUNCATE
         return masked_texts.tokenise(name, split, tokenizer, max_length, self.options, truncates)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return masked_texts.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        truncates = self.hyperparameters.long_texts == TRUNCATE
+        truncates = self.data_settings.long_texts == TRUNCATE
         return 1 if truncates else -(-length // longest)
 
     def about(self) -> About:

@@ -89,7 +89,7 @@ class MultipleChoice(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("accuracy",))
-        self.data = questions.load(channels, self.hyperparameters)
+        self.data = questions.load(channels, self.data_settings)
         self.train, self.notes = self.data.train, self.data.notes
         self.objective = Choices()
 
@@ -97,14 +97,14 @@ class MultipleChoice(Task):
         return pretrained.load_head(
             AutoModelForMultipleChoice,
             source,
-            self.hyperparameters,
+            self.model_settings,
             adapters=None,
             what="a model with a head for choices",
         )
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a question with a choice, also in serving."""
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length

@@ -150,9 +150,9 @@ class Preference(Task):
     data: preferences.Preferences
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        hyperparameters = self.hyperparameters
+        settings = self.data_settings
         self.check_best(_SCORES)
-        if not hyperparameters.trains:
+        if not settings.trains:
             raise HyperparameterError(
                 "do_train=False leaves nothing to evaluate: rewards measure how training has "
                 "changed a model.",
@@ -165,11 +165,11 @@ class Preference(Task):
                 "does not use.",
                 "Leave it out, or give loss_type=sigmoid or robust.",
             )
-        self.data = preferences.load(channels, hyperparameters)
+        self.data = preferences.load(channels, settings)
         self.train, self.notes = self.data.train, self.data.notes
         self.objective = PreferenceObjective(kind, self.options.beta, smoothing)
-        rate, self._warning = hyperparameters.learning_rate or 0, ""
-        if hyperparameters.lora_r is None and rate > _HIGH_RATE:
+        rate, self._warning = settings.learning_rate or 0, ""
+        if self.model_settings.lora_r is None and rate > _HIGH_RATE:
             self._warning = (
                 f"learning_rate={rate:g} is high for preferences, where all weights are trained: "
                 "5e-7 to 5e-6 are usual, with lora_r up to ten times as much"
@@ -177,12 +177,12 @@ class Preference(Task):
             self.notes.append(self._warning)
 
     def load(self, source: Source) -> Model:
-        return pretrained.load_causal(source, self.hyperparameters)
+        return pretrained.load_causal(source, self.model_settings)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which a prompt with its answer is cut; serving reads longer
         prompts."""
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:

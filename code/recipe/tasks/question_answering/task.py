@@ -88,7 +88,7 @@ class QuestionAnswering(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(metrics.ANSWERS)
-        self.data = questions.load(channels, self.hyperparameters)
+        self.data = questions.load(channels, self.data_settings)
         self.train, self.notes = self.data.train, self.data.notes
         self.objective = Spans(self.data)
 
@@ -96,7 +96,7 @@ class QuestionAnswering(Task):
         return pretrained.load_head(
             AutoModelForQuestionAnswering,
             source,
-            self.hyperparameters,
+            self.model_settings,
             adapters="QUESTION_ANS",
             what="a model that answers questions",
             num_labels=2,
@@ -104,7 +104,7 @@ class QuestionAnswering(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a window."""
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         length = pretrained.longest_input(model, tokenizer, max_length, _LONGEST)
         stride = self._stride(length)
         needed = stride + tokenizer.num_special_tokens_to_add(pair=True) + 3

@@ -104,11 +104,11 @@ class Reranking(Task):
         self.check_best(ranking_scores.RERANKING)
         self._most: float | None = None
         spec = TASKS["reranking"]
-        self.data = relevance.load(channels, self.hyperparameters, spec, self._arrange)
+        self.data = relevance.load(channels, self.data_settings, spec, self._arrange)
         is_listwise = self.options.listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
-        if is_listwise and self.hyperparameters.trains and counts.max(initial=1) == 1:
+        if is_listwise and self.data_settings.trains and counts.max(initial=1) == 1:
             raise DataError(
                 "Each query of the training data has one text, and listwise=True compares the "
                 "texts of a query: nothing would be learned.",
@@ -171,7 +171,7 @@ class Reranking(Task):
         model, tokenizer = pretrained.load_head(
             AutoModelForSequenceClassification,
             source,
-            self.hyperparameters,
+            self.model_settings,
             adapters="SEQ_CLS",
             what="a reranker",
             num_labels=1,
@@ -189,7 +189,7 @@ class Reranking(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which pairs are cut, also in serving."""
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
         tokenizer.model_max_length = length
         return length

@@ -161,16 +161,16 @@ class SentenceEmbedding(Task):
     data: relevance.Relevance
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        hyperparameters = self.hyperparameters
-        if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+        settings = self.data_settings
+        if self.model_settings.lora_r is not None and self.model_settings.lora_save == "adapter":
             raise HyperparameterError(
                 "Hyperparameter lora_save has value 'adapter', but a sentence embedding model "
                 "is saved whole, with its pooling.",
                 "Leave it out: adapters are merged.",
             )
-        self.data = relevance.load(channels, hyperparameters, TASKS["sentence-embedding"], arrange)
+        self.data = relevance.load(channels, settings, TASKS["sentence-embedding"], arrange)
         self.train, self.notes = self.data.train, [*self.data.notes]
-        size = hyperparameters.per_device_train_batch_size
+        size = settings.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
             raise HyperparameterError(
                 "Hyperparameter per_device_train_batch_size has value 1, and a row without "
@@ -194,7 +194,7 @@ class SentenceEmbedding(Task):
 
     def load(self, source: Source) -> Model:
         """Return the encoder with its pooling and further modules."""
-        model, tokenizer, self._sentences = sentence_encoder.load(source, self.hyperparameters)
+        model, tokenizer, self._sentences = sentence_encoder.load(source, self.model_settings)
         self._prompts = sentence_encoder.prompts(
             self._sentences,
             self.options.query_prompt,
@@ -220,7 +220,7 @@ class SentenceEmbedding(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which texts are cut: the model's own, unless max_length is given."""
         known = self._sentences.max_seq_length
-        requested = self.hyperparameters.max_length or known
+        requested = self.data_settings.max_length or known
         self._max_length = pretrained.longest_input(model, tokenizer, requested)
         return self._max_length
 
@@ -297,7 +297,7 @@ class SentenceEmbedding(Task):
     ) -> None:
         """Write a folder of sentence-transformers, which AutoModel also reads."""
         sentence_encoder.save(
-            self._sentences, model, weights, self._max_length, folder, self.hyperparameters
+            self._sentences, model, weights, self._max_length, folder, self.model_settings
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:

@@ -59,15 +59,15 @@ class TextClassification(Classification):
     objective: LabelLosses = CLASSES
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        hyperparameters = self.hyperparameters
-        self.data = classification.load(channels, hyperparameters)
+        settings = self.data_settings
+        self.data = classification.load(channels, settings)
         self.train, self.notes = self.data.train, self.data.notes
         self._tuned: Mapping[str, float] = {}
         self.check_best(SCORES_OF[self.data.labels.problem])
         problem = self.data.labels.problem
-        smoothing = hyperparameters.passed.get("label_smoothing_factor")
+        smoothing = settings.passed.get("label_smoothing_factor")
         of_classes = {
-            "class_weight": hyperparameters.class_weight,
+            "class_weight": settings.class_weight,
             "label_smoothing_factor": smoothing,
         }
         for name, value in of_classes.items():
@@ -84,11 +84,11 @@ class TextClassification(Classification):
                 "Leave it out; if rows have several labels, give lists, or label_separator.",
             ),
             "nothing is evaluated: thresholds are found on evaluation data": (
-                not hyperparameters.evaluates,
+                not settings.evaluates,
                 "Leave do_eval and eval_strategy out, or tune_thresholds.",
             ),
             "do_train=False writes no model that could keep them": (
-                not hyperparameters.trains,
+                not settings.trains,
                 "Leave one of the two out.",
             ),
         }
@@ -97,7 +97,7 @@ class TextClassification(Classification):
                 raise HyperparameterError(
                     f"Hyperparameter tune_thresholds has value True, but {reason}.", remedy
                 )
-        num_labels, names = hyperparameters.num_labels, self.data.labels.names
+        num_labels, names = settings.num_labels, self.data.labels.names
         if num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
             raise HyperparameterError(
@@ -109,10 +109,10 @@ class TextClassification(Classification):
     def load(self, source: Source) -> Model:
         """Return the model with a head for the labels; its configuration names the columns."""
         self.take_labels_of(source)
-        model, tokenizer = pretrained.load(source, self.data.labels, self.hyperparameters)
+        model, tokenizer = pretrained.load(source, self.data.labels, self.model_settings)
         kept: Any = getattr(model.config, "label_thresholds", None)
         self.objective = _Labels()
-        if kept is not None and self.hyperparameters.trains:
+        if kept is not None and self.data_settings.trains:
             del model.config.label_thresholds  # they belong to former weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
             names = self.data.labels.names
@@ -126,7 +126,7 @@ class TextClassification(Classification):
         """Return the length at which texts are cut, also in serving."""
         is_pair = PAIR in self.train.column_names
         what = pretrained.PAIR_OF_TEXTS if is_pair else "a text"
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, what)
         tokenizer.model_max_length = length
         return length

@@ -20,7 +20,6 @@ from recipe import metrics
 from recipe.batching.batches import Layout, Samples
 from recipe.console import say
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora
 from recipe.models.pretrained import Source
 from recipe.reports import figures
@@ -28,6 +27,7 @@ from recipe.reports.model_card import About
 from recipe.reports.section import TEXT, Section
 from recipe.runtime import xla
 from recipe.runtime.device import everyones
+from recipe.settings import DataSettings
 from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text import languages, tokens
@@ -152,9 +152,8 @@ class _Words:
 
 
 class _TextPairs(TokenLosses):
-    def __init__(self, hyperparameters: Hyperparameters) -> None:
-        self._hyperparameters = hyperparameters
-        self._options: Options = hyperparameters.options()
+    def __init__(self, settings: DataSettings, options: Options) -> None:
+        self._settings, self._options = settings, options
         self._has_said = False
         self.longest_target = 0
         self.last: Written | None = None
@@ -168,7 +167,7 @@ class _TextPairs(TokenLosses):
         return PaddedPairs(tokens.shapes(pairs), size, pad_id, models.shift_of(model), learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        smoothing = float(self._hyperparameters.passed.get("label_smoothing_factor", 0.0))
+        smoothing = float(self._settings.passed.get("label_smoothing_factor", 0.0))
         models.patch_forward_for_pairs(model, smoothing)
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
@@ -185,9 +184,9 @@ class _TextPairs(TokenLosses):
         options = {"max_new_tokens": self.longest_target}
         if self._options.num_beams is not None:
             options["num_beams"] = self._options.num_beams
-        most = None if self._hyperparameters.predicts else self._options.generated_rows
+        most = None if self._settings.predicts else self._options.generated_rows
         self.last = write(trainer, samples, most, options)
-        return self.last.scores(self._hyperparameters.target_lang)
+        return self.last.scores(self._settings.target_lang)
 
 
 class TextToText(Task):
@@ -197,30 +196,30 @@ class TextToText(Task):
     objective: _TextPairs
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        hyperparameters = self.hyperparameters
+        settings = self.data_settings
         written = metrics.WRITING_SCORES if self.options.predict_with_generate else ()
         self.check_best(("perplexity", "token_accuracy", *written))
-        if hyperparameters.predicts and not self.options.predict_with_generate:
+        if settings.predicts and not self.options.predict_with_generate:
             raise HyperparameterError(
                 "do_predict=True asks for generated text, but predict_with_generate is False.",
                 "Leave one of them out.",
             )
-        self.objective = _TextPairs(hyperparameters)
-        self.data = text_pairs.load(channels, hyperparameters)
+        self.objective = _TextPairs(settings, self.options)
+        self.data = text_pairs.load(channels, settings)
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""
-        model, tokenizer = models.load(source, self.hyperparameters, self.options.source_prefix)
-        languages.mark(model, tokenizer, self.hyperparameters)
+        model, tokenizer = models.load(source, self.model_settings, self.options.source_prefix)
+        languages.mark(model, tokenizer, self.data_settings)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which sources are cut, also in serving; set that of targets."""
-        hyperparameters = self.hyperparameters
-        summarises = hyperparameters.task == SUMMARIES
-        source = _token_limit(model, "encoder", "max_length", hyperparameters.max_length)
-        if hyperparameters.max_length is None:
+        settings = self.data_settings
+        summarises = settings.task == SUMMARIES
+        source = _token_limit(model, "encoder", "max_length", settings.max_length)
+        if settings.max_length is None:
             usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
             source = min(source, usual, tokenizer.model_max_length)
         target = _token_limit(model, "decoder", "max_target_length", self.options.max_target_length)
@@ -228,13 +227,13 @@ class TextToText(Task):
             target = min(target, _USUAL_TARGET)
         tokenizer.model_max_length = source
         self.objective.longest_target = target
-        settings: Any = model.generation_config
-        settings.max_new_tokens, settings.max_length = target, None
+        generation: Any = model.generation_config
+        generation.max_new_tokens, generation.max_length = target, None
         if self.options.num_beams is not None:
-            settings.num_beams = self.options.num_beams
-        if (settings.min_length or 0) > target:
-            say(f"min_length of the model is {settings.min_length}: lowered to {target}")
-            settings.min_length = target
+            generation.num_beams = self.options.num_beams
+        if (generation.min_length or 0) > target:
+            say(f"min_length of the model is {generation.min_length}: lowered to {target}")
+            generation.min_length = target
         say(f"targets are cut at {target} tokens")
         return source
 
@@ -254,21 +253,21 @@ class TextToText(Task):
         return [len(tokens) for tokens in ids]
 
     def about(self) -> About:
-        hyperparameters = self.hyperparameters
+        settings = self.data_settings
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
         purpose, title = "generate text from text, as in its data", "Text-to-text model"
-        if hyperparameters.task == SUMMARIES:
+        if settings.task == SUMMARIES:
             purpose, title = "summarize texts like those of its data", "Summarization model"
-        if hyperparameters.task == TRANSLATIONS:
+        if settings.task == TRANSLATIONS:
             scores = ("bleu", "chrf", "rougeLsum")
             title, purpose = "Translation model", "translate texts like those of its data"
-            if hyperparameters.source_lang and hyperparameters.target_lang:
-                purpose += f", from {hyperparameters.source_lang} to {hyperparameters.target_lang}"
+            if settings.source_lang and settings.target_lang:
+                purpose += f", from {settings.source_lang} to {settings.target_lang}"
         if self.options.source_prefix:
             purpose += f". Each source has the prefix {self.options.source_prefix!r}"
         return About(
             title=title,
-            pipeline=str(hyperparameters.task),
+            pipeline=str(settings.task),
             purpose=purpose,
             metrics="Losses are means over the tokens of targets. ROUGE (F-measure), BLEU and chrF "
             "are from 0 to 100, for the text generated for some rows (generated_rows).",

@@ -82,19 +82,19 @@ class TokenClassification(Task):
     data: word_tags.Tagged
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        self.data = word_tags.load(channels, self.hyperparameters)
+        self.data = word_tags.load(channels, self.data_settings)
         self.train, self.notes = self.data.train, self.data.notes
         are_entities = self.data.are_entities
         self.check_best(entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
         self._names = self.data.names
-        smoothing = float(self.hyperparameters.passed.get("label_smoothing_factor") or 0.0)
+        smoothing = float(self.data_settings.passed.get("label_smoothing_factor") or 0.0)
         self.objective = Tags(smoothing, self._names, are_entities)
 
     def load(self, source: Source) -> Model:
         """Return the model with a head for the tags, in the order of the model's own if it has the
         same."""
-        known = pretrained.known_labels(source, self.hyperparameters)
-        if set(known) == set(self._names) or not self.hyperparameters.trains:
+        known = pretrained.known_labels(source, self.model_settings)
+        if set(known) == set(self._names) or not self.data_settings.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
                     f"The model {source.name} answers with the tags {', '.join(known)}, and the "
@@ -105,20 +105,20 @@ class TokenClassification(Task):
         model, tokenizer = pretrained.load_head(
             AutoModelForTokenClassification,
             source,
-            self.hyperparameters,
+            self.model_settings,
             adapters="TOKEN_CLS",
             what="a tagger with these tags",
             num_labels=len(self._names),
             id2label=dict(enumerate(self._names)),
             label2id={name: number for number, name in enumerate(self._names)},
         )
-        trusted = {"trust_remote_code": self.hyperparameters.trust_remote_code}
+        trusted = {"trust_remote_code": self.model_settings.trust_remote_code}
         return model, words.reading_words(tokenizer, source.name, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a window, also in serving."""
         encoding.refuse_types(model, tokenizer)
-        max_length = self.hyperparameters.max_length
+        max_length = self.data_settings.max_length
         length = pretrained.longest_text(model, tokenizer, max_length, "a window")
         tokenizer.model_max_length = length
         return length
@@ -127,7 +127,7 @@ class TokenClassification(Task):
         tagging = Tagging(
             names=self._names,
             all_pieces=self.options.label_all_tokens,
-            long_texts=self.hyperparameters.long_texts,
+            long_texts=self.data_settings.long_texts,
         )
         return words.tokenise(name, split, tokenizer, max_length, tagging)
 
@@ -136,7 +136,7 @@ class TokenClassification(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return more than one if a long sentence is split."""
-        return words.pieces(length, longest, self.hyperparameters.long_texts != TRUNCATE)
+        return words.pieces(length, longest, self.data_settings.long_texts != TRUNCATE)
 
     def about(self) -> About:
         names = ", ".join(f"`{name}`" for name in self._names)
