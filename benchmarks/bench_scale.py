@@ -38,7 +38,7 @@ _BATCH = 32
 _TASKS: dict[str, dict[str, Any]] = {
     "causal-lm": {}, "masked-lm": {}, "token-classification": {}, "question-answering": {},
     "summarization": {"text_column": "source", "label_column": "target"},
-    "preference": {}, "sentence-embedding": {}, "reranking": {},
+    "sentence-embedding": {}, "reranking": {},
 }  # fmt: skip
 """Tasks with their further hyperparameters."""
 
@@ -127,7 +127,6 @@ def _row(kind: str, number: int, words: list[str], draw: random.Random) -> dict[
             "answers": {"text": [some[0]], "answer_start": [0]},
         },
         "summarization": {"source": text, "target": other},
-        "preference": {"prompt": other, "chosen": text, "rejected": f"{other} {some[0]}"},
         "sentence-embedding": {"anchor": other, "positive": text},
         "reranking": {"query": other, "positive": text, "negative": f"{other} {some[0]}"},
         "causal-lm": {"text": text},

@@ -37,8 +37,6 @@ max_input_length max_source_length max_sequence_length sequence_length sequence_
   max_length
 generation_max_length val_max_target_length | max_target_length
 prompt_text_column | prompt_column
-rejected_text_column | rejected_column
-dpo_beta rl_beta pref_beta | beta
 scheduler lr_scheduler | lr_scheduler_type
 optimizer | optim
 adam_beta_1 | adam_beta1
@@ -47,8 +45,7 @@ target_modules | lora_target_modules
 log | report_to
 token access_token hf_hub_token | hf_token
 lora_rank | lora_r
-dpo_loss_type pref_loss | loss_type
-dpo_label_smoothing | label_smoothing
+label_smoothing | label_smoothing_factor
 sample_packing neat_packing | packing
 """)}  # fmt: skip
 """Names with the same meaning."""
@@ -140,15 +137,8 @@ reinitialize_top_layer | on auto | a head that does not fit the labels is newly 
 train_from_scratch | off | training starts from the model's weights | Leave it out.
 instruction_tuned | off | the columns determine what is learned | Give task=causal-lm and a channel
   with columns prompt and completion.
-precompute_ref_log_probs | on | the reference model's log-probabilities are computed once
-precompute_ref_batch_size | any | the reference uses the batches of the training
 padding_free | any | several texts are packed into one row
-disable_dropout | on | dropout is off in task=preference | Leave it out.
 truncation_mode | keep_start | long texts are truncated at their end | Leave it out.
-f_divergence_type | reverse_kl | it is the divergence of DPO | Leave it out.
-reference_free | off | the reference is the model before training | Leave it out.
-sync_ref_model | off | the reference model does not change
-use_weighting | off | all pairs have the same weight | Leave it out.
 chat_dataset | off | the columns determine what is learned | Give task=causal-lm and a channel with
   a column messages.
 enable_fsdp | off | weights are not sharded | Give fsdp=True.
@@ -241,9 +231,6 @@ trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which 
 disable_gradient_checkpointing | Give gradient_checkpointing.
 max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
   end.
-ref_model model_ref | Leave it out: the reference is the model before training.
-rpo_alpha | Train on the chosen answers by task=causal-lm first.
-loss_weights | Give one loss_type.
 stride | Leave it out: a text is cut at max_length.
 freeze_embeddings | Leave it out: all weights are trained, or LoRA's with lora_r.
 dropout | Change the model's config.json; lora_dropout is that of LoRA.
@@ -252,12 +239,17 @@ eos_token pad_token bos_token unk_token additional_special_tokens special_tokens
   add_special_tokens new_special_tokens_config resize_vocab tokenizer_config tokenizer_type
   chat_template_path chat_template_jinja template | Leave it out: it is the tokenizer's own
   (tokenizer_config.json in the channel called model).
-num_generations reward_model reward_funcs reward_weights generation_batch_size steps_per_generation
-  scale_rewards epsilon epsilon_high use_vllm vllm_mode desirable_weight undesirable_weight
-  ppo_epochs center_rewards_coefficient mask_truncated_completions temperature top_p top_k min_p
-  repetition_penalty importance_sampling_level | The recipe does not train by GRPO, PPO or KTO, nor
-  reward models: use your own script (TRL; docs/TRAINING.md, Your own script).
-stage rl | Give task=causal-lm (sft, pt) or task=preference (dpo); others need your own script.
+chosen_column rejected_column rejected_text_column beta dpo_beta rl_beta pref_beta loss_type
+  dpo_loss_type pref_loss dpo_label_smoothing precompute_ref_log_probs precompute_ref_batch_size
+  disable_dropout f_divergence_type reference_free sync_ref_model use_weighting ref_model model_ref
+  rpo_alpha loss_weights num_generations reward_model reward_funcs reward_weights
+  generation_batch_size steps_per_generation scale_rewards epsilon epsilon_high use_vllm vllm_mode
+  desirable_weight undesirable_weight ppo_epochs center_rewards_coefficient
+  mask_truncated_completions temperature top_p top_k min_p repetition_penalty
+  importance_sampling_level | The recipe does not train by DPO, GRPO, PPO or KTO, nor reward models:
+  use a script of TRL, such as examples/post_training/dpo.py.
+stage rl | Give task=causal-lm (sft, pt); for others (dpo) use a script of TRL, such as
+  examples/post_training/dpo.py.
 use_dora use_rslora peft_use_dora peft_use_rslora use_galore use_badam use_apollo use_llama_pro
   use_unsloth relora loraplus_lr_ratio loraplus_lr_embedding lora_modules_to_save additional_target
   lora_target_parameters freeze_trainable_layers unfrozen_parameters lisa_n_layers embedding_lr

@@ -17,6 +17,7 @@ from recipe.errors import HyperparameterError
 from recipe.option_fields import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Valid
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.settings import DataSettings, JobSettings, ModelSettings
+from recipe.spec import PREFERENCES
 from recipe.task_table import TASKS
 
 GROUPS = (JobSettings, ModelSettings, DataSettings, *(spec.options for spec in TASKS.values()))
@@ -128,7 +129,10 @@ class Hyperparameters(DataSettings, ModelSettings):
         for name, known in CHOICES.items():
             value = values.get(name)
             if value is not None and value not in known:
-                yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
+                remedy = f"Give {' or '.join(known)}."
+                if name == "task" and value in ("preference", "dpo"):
+                    remedy = PREFERENCES
+                yield f"Hyperparameter {name} has value {value!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.
             from transformers import TrainingArguments
@@ -221,8 +225,6 @@ class Hyperparameters(DataSettings, ModelSettings):
             if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)
                 remedy = f"Leave it out, or give {listed}."
-                if name == _SMOOTHING and self.task in _OF_TASKS[f"{_SMOOTHING}_factor"]:
-                    remedy = f"Give {_SMOOTHING}_factor."
                 if name == "long_texts" and self.task == "text-classification":
                     remedy = (
                         "Leave it out: longer texts are truncated. To classify whole texts, give a "
@@ -253,12 +255,9 @@ class Hyperparameters(DataSettings, ModelSettings):
 
 
 def all_tasks_of(tasks_by_hyperparameter: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the tasks that take every hyperparameter in `Hyperparameters.tasks_by_hyperparameter`.
-
-    `label_smoothing` excludes none: other trainers use its name for `label_smoothing_factor`.
-    """
-    narrowing = [tasks for name, tasks in tasks_by_hyperparameter.items() if name != _SMOOTHING]
-    return [task for task in TASKS if all(task in tasks for tasks in narrowing)]
+    """Return the tasks that take every hyperparameter of `tasks_by_hyperparameter`."""
+    of_each = tasks_by_hyperparameter.values()
+    return [task for task in TASKS if all(task in tasks for tasks in of_each)]
 
 
 def all_at_once(problems: Sequence[str]) -> HyperparameterError:
@@ -284,4 +283,3 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
     for spec in TASKS.values()
     for name in spec.takes
 }
-_SMOOTHING = "label_smoothing"

@@ -30,11 +30,6 @@ OTHER_SCORES = (
 """Scores of multiple labels, numbers, tokens, entities and answers."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
 """Scores of rankings."""
-REWARDS = (
-    *("reward_accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
-    *("chosen_logp", "rejected_logp"),
-)
-"""Scores of preference pairs."""
 WRITING_SCORES: Sequence[str] = (
     *("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "gen_len"),
 )
@@ -46,7 +41,6 @@ OF_TASKS: Mapping[str, Sequence[str]] = {
     "question-answering": ("loss", *ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
     "reranking": ("loss", *RANKINGS[:2]),
-    "preference": ("loss", *REWARDS),
 }
 """Scores of tasks with their own list, since SageMaker accepts 40 regexes for a job."""
 

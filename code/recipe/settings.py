@@ -222,8 +222,8 @@ class ModelSettings(JobSettings):
     )
     load_in_4bit: bool = option(
         False,
-        "causal-lm, preference: quantize the base weights to 4 bits (QLoRA). Needs an NVIDIA "
-        "GPU, lora_r and lora_save=adapter.",
+        "causal-lm: quantize the base weights to 4 bits (QLoRA). Needs an NVIDIA GPU, lora_r and "
+        "lora_save=adapter.",
         "use_4bit",
     )
 
@@ -288,8 +288,7 @@ class DataSettings(JobSettings):
     )
     prompt_column: str | None = option(
         None,
-        "causal-lm, preference: column of prompts, which the loss leaves out. Default: "
-        "detected by name.",
+        "causal-lm: column of prompts, which the loss leaves out. Default: detected by name.",
     )
     completion_column: str | None = option(
         None, "causal-lm: column of completions. Default: detected by name."
@@ -298,14 +297,6 @@ class DataSettings(JobSettings):
         None,
         "causal-lm: column of conversations, lists of {role, content}; the loss covers the "
         "assistant's turns. Default: detected by name.",
-    )
-    chosen_column: str | None = option(
-        None,
-        "preference: column of chosen answers, as text or lists of messages. Default: detected "
-        "by name.",
-    )
-    rejected_column: str | None = option(
-        None, "preference: column of rejected answers. Default: detected by name."
     )
     columns: str | None = option(
         None,

@@ -264,6 +264,19 @@ PAIRS: Sequence[tuple[str, str]] = (
 PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs")
 COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets")
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
+CHOSEN_NAMES = (
+    *("chosen", "chosen_response", "chosen_answer", "response_chosen", "accepted"),
+    "chosen.value",
+)
+REJECTED_NAMES = (
+    *("rejected", "rejected_response", "rejected_answer", "response_rejected"),
+    "rejected.value",
+)
+"""Columns of preference pairs, which no task reads."""
+PREFERENCES = (
+    "Train on preference pairs by TRL: examples/post_training/dpo.py, or reward_model.py for a "
+    "model that scores answers."
+)
 
 CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part of it is learned"
 TEXTS_OF_SAMPLES = frozenset({

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.spec import PARTS_OF_SAMPLES, Served, TaskSpec, normalized
+from recipe.spec import (
+    CHOSEN_NAMES,
+    PARTS_OF_SAMPLES,
+    REJECTED_NAMES,
+    Served,
+    TaskSpec,
+    normalized,
+)
 
 _FOLDERS = sorted(path.parent.name for path in (Path(__file__).parent / "tasks").glob("*/spec.py"))
 TASKS: Mapping[str, TaskSpec] = {
@@ -59,7 +66,7 @@ class NamesOfSamples:
 @functools.cache
 def names_of_samples() -> NamesOfSamples:
     """Return the names of columns that belong to a sample of any task."""
-    single: dict[str, bool] = {}
+    single = dict.fromkeys(map(normalized, (*CHOSEN_NAMES, *REJECTED_NAMES)), True)
     pairs: dict[frozenset[str], frozenset[str]] = {}
     numbered: set[str] = set()
     for form in itertools.chain.from_iterable(spec.forms for spec in TASKS.values()):

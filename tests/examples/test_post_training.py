@@ -38,10 +38,13 @@ QUESTION = [{"type": "image", "text": None}, {"type": "text", "text": "who was"}
 ANSWER = [{"type": "text", "text": "anna"}]
 CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
+ANSWERS = [
+    {"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)
+]
 ENCODERS = "retrieval/train_encoder.py"
 MODULES = ("torch.distributed.fsdp", "sentence_transformers.sparse_encoder.losses", "transformers.trainer",
-           "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer", "trl.trainer.reward_trainer",
-           "trl.trainer.sft_trainer")  # fmt: skip
+           "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer",
+           "trl.trainer.reward_trainer", "trl.trainer.sft_trainer")  # fmt: skip
 FORKS = """import sys
 sys.path.insert(0, {folder!r})
 from train import main
@@ -74,8 +77,9 @@ CASES = {
          for number in range(8)],
         PROMPT, {"max_length": 64},
     ),
+    "dpo": Case(ANSWERS, PROMPT, {"max_length": 64, "lora_r": 4}),
     "reward_model": Case(
-        [{"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)],
+        ANSWERS,
         {"inputs": "red cat:cat"}, {"max_length": 64}, answer="'score'",
     ),
     "distillation": Case([{"prompt": f"red cat {number}:"} for number in range(8)], PROMPT, SHORT),

@@ -127,7 +127,6 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         ),
         (["--torch_compile_mode", "max-autotune"], ["torch_compile_mode", "'max-autotune'"]),
         (["--use_liger_kernel"], ["use_liger_kernel has value True"]),
-        (["--beta", "0"], ["beta", "above 0"]),
         (["--lora_alpha", "8", "--lora_dropout", "0.1"], ["Without lora_r", "lora_dropout"]),
         (["--peft", "False", "--lora_r", "8"], ["peft=False", "lora_r=8"]),
         (["--finetuning_type", "full", "--lora_rank", "8"], ["finetuning_type=full", "lora_r=8"]),
@@ -144,8 +143,8 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
             ["--accelerator_config", '{"split_batches": true}'],
             ["split_batches", "per_device_train_batch_size"],
         ),
-        (["--label_smoothing", "0.5"], ["label_smoothing", "below 0.5"]),
-        (["--task", "causal-lm", "--beta", "0.2"], ["beta", "task=preference"]),
+        (["--task", "dpo"], ["task has value 'dpo'", "examples/post_training/dpo.py"]),
+        (["--beta", "0.2"], ["beta", "examples/post_training/dpo.py"]),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_value_and_remedy(

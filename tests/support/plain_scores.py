@@ -184,23 +184,3 @@ def completions(judged: Judged) -> Scores:
     ]
     chances, right = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return {"perplexity": math.exp(-chances.mean()), "token_accuracy": float(right.mean())}
-
-
-def preferences(judged: Judged) -> Scores:
-    """Return DPO's rewards, beta 0.1, by the trained model and the one that it began as."""
-    sums = []
-    for folder in (judged.model, judged.start):
-        model, tokenizer = load(folder, "AutoModelForCausalLM")
-        sums.append([
-            [_log_chances(model, tokenizer, row["prompt"], row[name])[0].sum()
-             for name in ("chosen", "rejected")]
-            for row in judged.rows
-        ])  # fmt: skip
-    logs, before = np.array(sums)
-    rewards = 0.1 * (logs - before)
-    margins = rewards[:, 0] - rewards[:, 1]
-    return {
-        "reward_accuracy": float((margins > 0).mean()), "reward_margin": float(margins.mean()),
-        "chosen_logp": float(logs[:, 0].mean()), "rejected_logp": float(logs[:, 1].mean()),
-        "loss": float(np.log1p(np.exp(-margins)).mean()),
-    }  # fmt: skip

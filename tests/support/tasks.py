@@ -187,10 +187,6 @@ def _completed(drawn: random.Random) -> Row:
     return dict(row)
 
 
-def _preferred(drawn: random.Random) -> Row:
-    return {"prompt": _text(drawn), "chosen": _text(drawn, "good"), "rejected": _text(drawn, "bad")}
-
-
 def _seen(drawn: random.Random) -> Row:
     """Draw an image [16, 16, 3] with a bright left or right half, and its class."""
     import numpy as np
@@ -280,11 +276,6 @@ JOBS = {
         scores=plain_scores.completions, answer=_COMPLETED,
         model=_decoder, row=_completed,
         hyperparameters={"lora_r": "4", "lora_save": "adapter"},
-    ),
-    "preference": SmallJob(
-        task="preference",
-        scores=plain_scores.preferences, answer=_COMPLETED,
-        model=_decoder, row=_preferred,
     ),
     "image-classification": SmallJob(
         task="image-classification",

@@ -34,9 +34,12 @@ from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
 from recipe.errors import DataError
 from recipe.settings import COLUMN_SETTINGS, DataSettings
 from recipe.spec import (
+    CHOSEN_NAMES,
     DESCRIPTIONS,
     HEADS_OF_TEXTS,
     IDENTIFIERS,
+    PREFERENCES,
+    REJECTED_NAMES,
     TEXTS_OF_SAMPLES,
     Column,
     Form,
@@ -176,6 +179,7 @@ def select(
             _check_unread(part, spec, repeated, same, settings, is_first=False)
         return same
     check_named(part, settings)
+    _check_preferences(part, settings)
     codes, matches = (settings.source_lang, settings.target_lang), []
     for form in spec.forms:
         if is_detection and form.needs_task:
@@ -215,6 +219,23 @@ def select(
         candidates = {column: complete[0].columns[column.role] for column in complete[0].ambiguous}
         raise several_candidates(part, spec, candidates, settings)
     raise _no_candidate(part, spec, settings, matches)
+
+
+def _check_preferences(part: Part, settings: DataSettings) -> None:
+    """Raise DataError if a file has preference pairs, unless the user names the columns to read."""
+    columns = {normalized(name): name for name in part.table.column_names}
+    ignored = set(map(normalized, settings.ignored_columns))
+    pair = [
+        columns[known]
+        for names in (CHOSEN_NAMES, REJECTED_NAMES)
+        for known in sorted({*map(normalized, names)} & {*columns} - ignored)[:1]
+    ]
+    if len(pair) == 2 and not settings.named_columns:
+        raise DataError(
+            f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which no "
+            "task of the recipe reads.",
+            f"{PREFERENCES} To learn from other columns, name these in hyperparameters.",
+        )
 
 
 def _same_columns(part: Part, training: Selection) -> Selection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from recipe.data.column_settings import NOTHING
@@ -43,8 +43,12 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
         DataError: The value is not a conversation, a message has no text or an unknown role, or
             tools or their calls cannot be read.
     """
-    messages = messages_in(value)
-    if messages is None:
+    try:
+        messages = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        messages = None
+    is_list = isinstance(messages, list) and bool(messages)
+    if not is_list or not all(isinstance(item, dict) for item in messages):
         raise DataError(
             f"{part.where(row)} has no conversation in column {column!r}, but "
             f"{json.dumps(value, default=str)[:80]}.",
@@ -54,16 +58,6 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
     turns = [_turn(f"{where} {index}", message) for index, message in enumerate(messages)]
     tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
     return json.dumps({"messages": turns, "tools": tools} if tools else turns)
-
-
-def messages_in(value: Any) -> list[Message] | None:
-    """Return a list of messages, or the one of which a text is the JSON; None for other values."""
-    try:
-        messages = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        return None
-    is_one = isinstance(messages, list) and messages
-    return messages if is_one and all(isinstance(item, dict) for item in messages) else None
 
 
 def _turn(where: str, message: Message) -> Message:
@@ -155,15 +149,3 @@ def _objects(where: str, value: Any) -> list[dict[str, Any]]:
 def _has_null(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return value is None or any(map(_has_null, parts))
-
-
-def common_prefix(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Return how many leading items (or characters) two sequences share."""
-    shared, most = 0, min(len(first), len(second))
-    while shared < most:
-        tried = (shared + most + 1) // 2
-        if first[shared:tried] == second[shared:tried]:
-            shared = tried
-        else:
-            most = tried - 1
-    return shared

@@ -84,7 +84,8 @@ def _forward(
     states, head, vocabulary = read(model, usual, inputs)
     share = smoothing if model.training else 0.0
     tokens = token_losses(states.flatten(0, 1)[positions], head, targets, vocabulary, share)
-    return CausalLMOutput(logits=sums_of(tokens, owners, answers))
+    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
+    return CausalLMOutput(logits=sums.index_add(0, owners, tokens))
 
 
 def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> States:
@@ -122,14 +123,6 @@ def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> St
 def identity_head(logits: Tensor) -> Tensor:
     """Return the logits unchanged: the head of `token_losses` for a model that returns logits."""
     return logits
-
-
-def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
-    """Return the results of `token_losses` summed over each document, in the shape of `answers`:
-    [documents, 2], or [..., 2] for documents that belong together."""
-    documents = answers.numel() // 2
-    sums = torch.zeros((documents, 2), dtype=tokens.dtype, device=tokens.device)
-    return sums.index_add(0, owners, tokens).view(answers.shape)
 
 
 def token_losses(

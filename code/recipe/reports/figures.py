@@ -231,20 +231,6 @@ def two_scores(right: Array, wrong: Array) -> Any:
     return figure
 
 
-def margins(of_pairs: Array) -> Any:
-    """Plot the differences between the rewards of chosen and rejected answers."""
-    figure, axes = _axes(height=2.8)
-    finite = of_pairs[np.isfinite(of_pairs)]
-    axes.hist(finite, bins=48, color=BLUE)
-    axes.axvline(0, color=GREY, linestyle="--")
-    if len(finite):
-        mean = float(finite.mean())
-        axes.axvline(mean, color=ORANGE, label=f"mean: {mean:.3g}")
-        axes.legend(frameon=False)
-    axes.set(xlabel="margin of rewards", ylabel="pairs")
-    return figure
-
-
 def ranking_sections(
     split: str,
     ranks_of_queries: Sequence[Array],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,8 +71,6 @@ class Objective(ABC):
     """Whether packed batches may use `cpu_kernels`' attention, which takes blocks of samples."""
     couples_samples: bool = False
     """Whether the loss of a sample depends on the others of its batch (in-batch negatives)."""
-    has_references: bool = False
-    """Whether losses compare with the untrained model: see `refer`."""
 
     def packs(self, model: PreTrainedModel) -> bool:
         """Return whether `model` can be packed."""
@@ -112,24 +110,6 @@ class Objective(ABC):
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return scores of generated text, computed by all processes together."""
         return {}
-
-    def refer(self, ask: Callable[[Samples], Any]) -> None:  # noqa: B027
-        """Keep the untrained model's answers; `ask` returns its logits for samples.
-
-        The engine calls it before the first step of a new training. Checkpoints keep the answers,
-        since the weights of a resumed training would give others.
-        """
-
-    def references(self) -> bytes:
-        """Return the answers that `refer` kept."""
-        return b""
-
-    def restore(self, content: bytes) -> None:  # noqa: B027
-        """Restore the answers that `references` returned.
-
-        Raises:
-            CheckpointError: they belong to other data.
-        """
 
 
 class EncoderObjective(Objective):

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
-from recipe.data.conversations import LEARNING_KEYS, common_prefix
+from recipe.data.conversations import LEARNING_KEYS
 from recipe.errors import DataError
 from recipe.spec import CONTEXT, PARTS_OF_SAMPLES
 from recipe.tokenization.encoding import Encoder
@@ -79,7 +79,6 @@ def row_named(row: int) -> Iterator[None]:
 def write(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
-    first: int = 0,
     tools: Sequence[Message] = (),
 ) -> list[Written | Conversation]:
     """Return a conversation as its chat template writes it; the assistant's turns are learned.
@@ -92,7 +91,6 @@ def write(
     learned.
 
     Args:
-        first: The number of the first turn that may be learned; those before it are its prompt.
         tools: The tools that the assistant may call.
 
     Raises:
@@ -101,7 +99,7 @@ def write(
     render: Any = tokenizer.apply_chat_template
     if tools:
         render = functools.partial(render, tools=list(tools))
-    chains = _chains(render, messages, first)
+    chains = _chains(render, messages)
     is_whole = bool(chains) and chains[-1].last == len(messages) - 1
     text = chains[-1].text if is_whole else _written(render, messages)
     if tools and _written(tokenizer.apply_chat_template, messages) == text:
@@ -111,7 +109,7 @@ def write(
     if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
         spans = [(chain.first, chain.last + 1) for chain in chains]
         # One chain is all of the conversation, in which the marks may also show other turns.
-        spans = spans if len(spans) > 1 else [(first, len(messages))]
+        spans = spans if len(spans) > 1 else [(0, len(messages))]
         marked: list[Written | Conversation] = []
         for start, end in spans:
             encoded = render(
@@ -121,7 +119,8 @@ def write(
             if start:
                 turns = list(messages[:start])
                 prompt = render(turns, return_dict=True, add_generation_prompt=True)
-                before = common_prefix(encoded["input_ids"], prompt["input_ids"])
+                both = zip(encoded["input_ids"], prompt["input_ids"], strict=False)
+                before = sum(1 for _ in itertools.takewhile(lambda ids: ids[0] == ids[1], both))
                 learned[:before] = [False] * before
             marked.append(Conversation(encoded["input_ids"], learned))
         return marked
@@ -243,11 +242,11 @@ class _Chain:
     parts: list[tuple[str, bool]]
 
 
-def _chains(render: Any, messages: Sequence[Message], first: int) -> list[_Chain]:
+def _chains(render: Any, messages: Sequence[Message]) -> list[_Chain]:
     """Return the assistant's turns that begin with the prompt rendered before them."""
     chains: list[_Chain] = []
     for number, message in enumerate(messages):
-        if message["role"] != "assistant" or number < first:
+        if message["role"] != "assistant":
             continue
         try:
             answered = _written(render, messages[: number + 1])

@@ -8,7 +8,6 @@ the evaluation loop (every sample once).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
-from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, Loaded
@@ -34,11 +32,9 @@ from recipe.plan.table import Table
 from recipe.runtime import all_gather, ddp_hook, distribution
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
-from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
 
 _WATCHED = 16
-_REFERENCES = "references.safetensors"
 _SAME = (
     *("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps"),
     *("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed"),
@@ -135,7 +131,6 @@ class Engine(Resumable):
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._looks_at_once = args.device.type == "cpu"
         self._arranged: Any = None
-        self._has_references = False
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
 
@@ -273,40 +268,6 @@ class Engine(Resumable):
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         losses = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
         return outputs, losses, inputs["rows"] >= 0
-
-    def run_before_steps(self) -> None:
-        """Compute the untrained model's outputs, if the objective needs them."""
-        if self._objective.has_references and not self._has_references:
-            started = time.monotonic()
-
-            def answers(samples: Samples) -> Any:
-                trains = samples is self._training.samples
-                layout = self._train_layout if trains else self._eval_layout
-                size = self._training.size if trains else self.args.eval_batch_size
-                return self._answers(samples, layout, size)[0]
-
-            try:
-                self._objective.refer(answers)
-            except Interrupted:
-                self.leave()
-            self._has_references = True
-            seconds = time.monotonic() - started
-            say(f"references: outputs of the untrained model, computed in {seconds:.0f} s")
-        super().run_before_steps()
-
-    def extra_files(self) -> dict[str, bytes]:
-        """Return the untrained model's outputs as a file, if the objective needs them."""
-        files = super().extra_files()
-        if self._objective.has_references:
-            files[_REFERENCES] = self._objective.references()
-        return files
-
-    def restore(self, files: Mapping[str, bytes]) -> None:
-        """Restore from what `extra_files` returned."""
-        super().restore(files)
-        if self._objective.has_references:
-            self._objective.restore(files[_REFERENCES])
-            self._has_references = True
 
     @torch.no_grad()
     def _answers(self, samples: Samples, layout: Layout, size: int) -> tuple[Any, Any]:

@@ -41,7 +41,7 @@ def on(kind: str) -> Device:
         ([*RIGHT, "--do_train", "False", "--do_eval", "True"], ["do_train is False"]),
         (
             ["--task", "text-classification", *RIGHT[:2], *RIGHT[4:]],
-            ["belongs to task=causal-lm or task=preference"],
+            ["belongs to task=causal-lm"],
         ),
     ],
 )

@@ -95,9 +95,8 @@ def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_pat
         ([], 5e-5),
         (["--lora_r", "4"], 2e-4),
         (["--task", "causal-lm"], 2e-5),
-        (["--task", "preference", "--lora_r", "4"], 5e-6),
         (["--task", "reranking", "--lora_r", "4"], 1e-4),
-        (["--task", "preference", "--lr", "5e-5"], 5e-5),
+        (["--task", "reranking", "--lr", "5e-5"], 5e-5),
     ],
 )
 def test_a_learning_rate_that_is_not_given_is_the_tasks(argv: list[str], rate: float) -> None:
@@ -119,11 +118,6 @@ def test_each_task_takes_more_for_adapters() -> None:
     ("task", "row", "named"),
     [
         ("token-classification", {"tokens": ["a"], "tags": ["O"]}, ("text_column", "label_column")),
-        (
-            "preference",
-            {"prompt": "a", "chosen": "b", "rejected": "c"},
-            ("chosen_column", "rejected_column"),
-        ),
         (
             "sentence-embedding",
             {"anchor": "a", "positive": "b", "negative": "c"},

@@ -9,7 +9,6 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
 from recipe.task_table import TASKS
-from recipe.tasks.preference.data import SAME
 from tests.support import tasks
 from tests.support.jobs import write
 from tests.support.refusals import refused
@@ -22,8 +21,6 @@ TALK = [
     {"role": "user", "content": "why"},
     {"role": "assistant", "content": "so."},
 ]
-REQUEST, GOOD, BAD = TALK[:3], TALK[3:], [{"role": "assistant", "content": "no idea"}]
-PREFERRED = {"prompt": "q", "chosen": "a", "rejected": "b"}
 PAIR = ["sat", "ran"]
 TRANSLATED = {"translation": {"en": "yes", "de": "ja"}}
 CLASSED = [{"text": f"a film of {n}", "label": ["good", "bad", "so"][n % 3]} for n in range(12)]
@@ -59,28 +56,6 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
                 ["line 2", "a list or a record in column 'completion'"],
             ),
             ({"n": 1}, {}, ["known by name as the text", "text_column="]),
-        ]),
-        *(("preference", *case) for case in [
-            ({"prompt": "q", "chosen": "a"}, {}, ["known by name as the rejected", "rejected_column", "'prompt' ('q'), 'chosen'"]),
-            ({"ask": "q", "chosen": "one", "rejected": "two"}, {}, ["prompt_column", "2 of 2", "ask"]),
-            ({"chosen": REQUEST + GOOD, "rejected": "no"}, {}, ["in only one of the columns"]),
-            ({"prompt": "q", "chosen": ["a"], "rejected": ["b"]}, {}, ["line 1", "no text", "'chosen'"]),
-            ({"prompt": "q", "chosen": "a", "rejected": "a"}, {}, ["no pair that can be used", SAME]),
-            ({"prompt": "q", "chosen": [{"from": "judge", "value": "x"}], "rejected": BAD}, {},
-             ["column 'chosen', message 0", "'judge', which is not known"]),
-            ({"prompt": "q", "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}, {},
-             ["'images'", "TRL"]),
-            ({"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}, {}, ["status", "tie"]),
-            ({"prompt": "Q?", "chosen": "Q? yes", "rejected": "Q? no"}, {}, ["begins with its prompt"]),
-            ({"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}, {},
-             ["'tools'", "ignore_columns=tools"]),
-            ({"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}, {},
-             ["'chat_template_kwargs.thinking'"]),
-            (PREFERRED, {"do_train": "False", "do_eval": "True"}, ["do_train=False", "task=causal-lm"]),
-            (PREFERRED, {"loss_type": "ipo", "label_smoothing": "0.1"}, ["label_smoothing", "loss_type=ipo"]),
-            (PREFERRED, {"metric_for_best_model": "accuracy"}, ["reward_accuracy", "reward_margin"]),
-            (PREFERRED, {"chosen_column": "prompt"}, ["no column of prompts"]),
-            (PREFERRED, {"rejected_column": "x"}, ["rejected_column", "'x'"]),
         ]),
         *(("multiple-choice", [{"question": "who", **row} for row in rows], {}, words) for rows, words in [
             ([{"choices": ["a b", "c d", "e f"], "answer": 1}] * 4, ["numbers from 0 or numbers from 1"]),
@@ -160,7 +135,7 @@ def test_a_remedy_follows_a_full_stop() -> None:
 
 LABELLED = (
     "text-classification", "token-classification", "question-answering", "multiple-choice",
-    "reranking", "preference", "image-classification",
+    "reranking", "image-classification",
 )  # fmt: skip
 ABSENT = object()
 UNLABELLED = pytest.mark.parametrize(("name", "none"), [

@@ -17,7 +17,6 @@ from recipe.errors import DataError
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import NEVER
 from recipe.tasks.masked_lm.spec import Options
-from recipe.tasks.preference import tokens as preferences
 from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.text_to_text import tokens as text_pairs
 from recipe.tasks.token_classification import tokens as words
@@ -56,9 +55,6 @@ QUESTIONS = rows_of(
     starts=lambda: [0],
 )  # fmt: skip
 PAIRS = rows_of(source=lambda: f"{text()}s", target=lambda: f"{text()}t")
-ANSWERS = rows_of(prompt=lambda: text()[:9], chosen=text, rejected=text)
-TWO_TALKS = rows_of(prompt=lambda: talk("user"), chosen=lambda: talk("assistant"),
-                    rejected=lambda: talk("assistant"))  # fmt: skip
 IDS = rows_of(input_ids=lambda: DRAW.choices(range(5, 20), k=DRAW.choice([1, 4, 40])),
               label=lambda: DRAW.choice([0, 1]))  # fmt: skip
 
@@ -158,10 +154,6 @@ TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=N
         "train", split, tokenizer, LONGEST + 8, 3)), id="windows"),
     pytest.param((PAIRS, lambda split, tokenizer: text_pairs.tokenise(
         "train", split, tokenizer, "do: ", LONGEST, 9)), id="pairs"),
-    pytest.param((ANSWERS, lambda split, tokenizer: preferences.tokenise(
-        "train", split, False, tokenizer, LONGEST)), id="answers"),
-    pytest.param((TWO_TALKS, lambda split, tokenizer: preferences.tokenise(
-        "train", split, True, tokenizer, 60)), id="answers in talks"),
 ])  # fmt: skip
 def test_tokens_are_made_once_whatever_comes_together(
     case: Any, tiny_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

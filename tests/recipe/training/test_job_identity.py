@@ -37,11 +37,11 @@ COVERED = """
 """
 # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
 HASHED = """
-    chosen_column class_names columns completion_column dataset_config_name doc_stride hf_token
+    class_names columns completion_column dataset_config_name doc_stride hf_token
     header ignore_columns missing_labels
     image_column label_all_tokens label_column label_separator long_texts max_length
     max_target_length messages_column mlm_probability model_name_or_path num_labels packing
-    per_device_train_batch_size problem_type prompt_column rejected_column sample_by
+    per_device_train_batch_size problem_type prompt_column sample_by
     source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
     whole_word_masking
 """
@@ -66,7 +66,7 @@ def test_a_hyperparameter_counts_until_it_is_declared_without_effect() -> None:
     assert option(1.0, "Share of the rows to train on.").metadata["effect"] is Effect.WEIGHTS
     ours = {name for name, item in FIELDS.items() if item.metadata["effect"] is Effect.WEIGHTS}
     ours -= {*DataSettings.__annotations__} - {"negative_columns"}
-    assert {"lora_r", "class_weight", "beta", "listwise"} <= ours
+    assert {"lora_r", "class_weight", "listwise"} <= ours
     assert all(map(job_identity.counts, ours))
 
 
