@@ -151,32 +151,6 @@ def two_on_one(stage: Stage) -> Values:
     return results
 
 
-def first_bytes(text: str) -> float:
-    """Return the first size in a text, in bytes."""
-    size = re.search(r"([\d.]+) ([kMG])B", text)
-    assert size, text
-    return float(size[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[size[2]]
-
-
-def memory_estimate(stage: Stage, size: int) -> Values:
-    """Check that doctor's estimate of memory is within 15 % of torch's peak."""
-    arguments = ["--model_name_or_path", str(find_minilm(stage)), "--max_steps", "3"]
-    arguments += ["--batch_size", str(size), "--eval_strategy", "no", "--save_strategy", "no"]
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(Path(folder), stage, max(96, 4 * size))
-        check = run([sys.executable, str(CODE / "check.py"), "1", "0", *arguments], job.environ)
-        line = next(line for line in check.splitlines() if '"memory"' in line)
-        detail = json.loads(line.partition(" ")[2])["detail"]
-        log = job.train(*arguments)
-    if stage.device.type != "cuda":
-        return {"estimate": detail}
-    peak = next(line for line in log.splitlines() if line.startswith("device memory:"))
-    estimated, used = map(first_bytes, (detail, peak))
-    if abs(estimated / used - 1) > 0.15:
-        raise Failed("more than 15 % from what torch reports", estimate=detail, peak=peak)
-    return {"estimate": detail, "peak": peak}
-
-
 def sharded_decoder(stage: Stage) -> Values:
     """Check that a decoder learns under FSDP2, in the device's default precision."""
     processes = 2 if stage.device.type == "cpu" else torch.cuda.device_count()

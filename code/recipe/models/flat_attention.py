@@ -12,10 +12,7 @@ batches, generation) use scaled dot product attention with a mask.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,16 +61,6 @@ def is_used(config: Any) -> bool:
     return bool(config._attn_implementation == ATTENTION)
 
 
-@contextlib.contextmanager
-def force_flash_attention() -> Iterator[None]:
-    """Compute flat batches by flash attention on every device in this block, for fake tensors."""
-    AttentionInterface.register(ATTENTION, functools.partial(attend, is_flash=True))
-    try:
-        yield
-    finally:
-        AttentionInterface.register(ATTENTION, attend)
-
-
 def convert_mask(mask: Tensor, config: Any) -> Tensor:
     """Return an attention mask in the form that a model takes: boolean for scaled dot product
     attention, added to the scores for all others."""
@@ -115,7 +102,6 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
-    is_flash: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Return attention as transformers' AttentionInterface asks for it.
@@ -124,7 +110,6 @@ def attend(
         query: [1, heads, tokens, width]; key and value may have fewer heads, which divide them.
         attention_mask: For calls that are not flat.
         sliding_window: A token sees tokens whose distance is below this number.
-        is_flash: Whether to use PyTorch's flash attention on every device.
 
     Returns:
         [1, tokens, heads, width], and no weights.
@@ -138,11 +123,10 @@ def attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = None if sliding_window is None else sliding_window - 1
-    if is_flash or query.device.type != "cpu":
+    if query.device.type != "cpu":
         dtype = query.dtype
-        kind = "cpu" if query.device.type == "cpu" else "cuda"
-        if dtype == torch.float32 and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)  # rotary positions made it float32
+        if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")  # rotary positions made it float32
         # [tokens, heads, width]
         flat = [states[0].transpose(0, 1).to(dtype) for states in (query, key, value)]
         output = torch.ops.aten._flash_attention_forward(

@@ -8,9 +8,8 @@ other documents in some attention kernels. `places`, `targets` and `owners` are 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +38,6 @@ DECODERS = (
 """Every packed `model_type`; a test compares logits, loss and gradients with unpacked ones."""
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
 _GPU_SHARE = 32  # a GPU's memory for logits at once, if more
-_elsewhere: torch.device | None = None
 States = tuple[Tensor, Callable[[Tensor], Tensor], int]
 """Last states [rows, length, hidden], the head that converts some of them to logits, and the size
 of the vocabulary."""
@@ -142,7 +140,7 @@ def token_losses(
         targets: [slots], NOT_LEARNED in unused ones.
         smoothing: Share of the target spread evenly over all tokens.
     """
-    parts = -(-len(targets) * vocabulary // most_logits(_elsewhere or states.device))
+    parts = -(-len(targets) * vocabulary // most_logits(states.device))
     if parts <= 1:
         return _chunk_losses(states, head, targets, smoothing)
     losses_of_parts = [
@@ -162,17 +160,6 @@ def most_logits(device: torch.device) -> int:
         return _MOST_LOGITS
     memory = int(torch.cuda.get_device_properties(device).total_memory)
     return max(_MOST_LOGITS, memory // (4 * _GPU_SHARE))
-
-
-@contextlib.contextmanager
-def parts_as_on(device: torch.device) -> Iterator[None]:
-    """Compute losses in the parts of another device in this block, for fake tensors."""
-    global _elsewhere
-    _elsewhere = device
-    try:
-        yield
-    finally:
-        _elsewhere = None
 
 
 def _chunk_losses(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -16,20 +15,19 @@ from typing import Any
 
 import datasets
 import torch
-from transformers import PrinterCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from recipe import arguments
-from recipe.batching import batches
 from recipe.compat import quieten
 from recipe.errors import RecipeError
-from recipe.models import flat_attention, packed_decoders, quantized
+from recipe.models import quantized
 from recipe.paths import Folders
 from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
-from recipe.runtime import memory, memory_estimate
+from recipe.runtime import memory
 from recipe.storage import atomic
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine
@@ -37,13 +35,15 @@ from recipe.training import forecast as forecasting
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
+_STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "adagrad": 4}
+"""Bytes of optimizer state for each trained number, by a part of its name; others have Adam's 8."""
 
 
 def inspect(
     argv: Sequence[str], folders: Folders, processes: int, steps: int = 0
 ) -> Iterator[Finding]:
     """Yield the job's plan, then findings that cost time; an error is the last one. Time and memory
-    are measured by training some `steps`; with 0, memory is estimated."""
+    are measured by training some `steps`; with 0, only what weights and optimizer take is said."""
     started = time.monotonic()
     quieten()
     new: list[Finding] = []
@@ -178,85 +178,40 @@ def _trial(
 
 
 def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Finding:
-    """Estimate the peak memory of training, and compare it with what the device has free."""
-    task, model, tokenizer, args = plan.task, loaded.model, loaded.tokenizer, plan.arguments
-    try:
-        samples = task.some_samples(tokenizer, loaded.max_length, rows)
-        stops = task.stop_tokens(tokenizer, samples, loaded.max_length)
-        resolution.add_stop_tokens(stops, loaded, table)
-        cut = batch_layout.requested_cut(args)
-        decided = batch_layout.decide(loaded, cut, samples, table)
-        training, layout = decided.training, decided.train_layout
-        drawn = training.typical(layout.balanced)
-        fullest = max(drawn, key=lambda rows: layout.computed_tokens(training.samples, rows))
-        batch = batches.finish(training.samples, layout, fullest, training.size, 1)
-        setting = memory_estimate.Setting(
-            on_gpu=args.device.type == "cuda",
-            dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
-            optimizer=trainer_arguments.name_of(args.optim),
-            processes=plan.device.processes,
-            is_sharded=plan.is_sharded,
-            accumulation=training.accumulation,
-            checkpoints=_recomputes(args),
-            smoothing=args.label_smoothing_factor,
-            in_4_bits=quantized.layers(model) if plan.hyperparameters.load_in_4bit else (),
-            bytes_of_4_bits=quantized.BYTES,
-        )
-        with contextlib.ExitStack() as stack:
-            if setting.on_gpu:
-                stack.enter_context(flat_attention.force_flash_attention())
-                stack.enter_context(packed_decoders.parts_as_on(args.device))
-            estimate = memory_estimate.estimate_step(model, batch, task.objective.losses, setting)
-        if setting.on_gpu:
-            step = estimate.step + memory_estimate.LIBRARIES
-            estimate = dataclasses.replace(estimate, step=step)
-    except Exception as error:
-        # Data-dependent shapes or operators without a meta kernel: the job itself may be fine.
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return Finding(
-            level=OK, what="memory", detail=f"cannot be estimated for this model ({why})"
-        )
+    """Compare the memory that a process keeps from step to step with what the device has free. What
+    a batch adds depends on kernels and allocators: a trial measures it."""
+    task, model, args, given = plan.task, loaded.model, plan.arguments, plan.hyperparameters
+    samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
+    stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
+    resolution.add_stop_tokens(stops, loaded, table)
+    batch_layout.decide(loaded, batch_layout.requested_cut(args), samples, table)
+    shards = plan.device.processes if plan.is_sharded else 1
+    # A check loads whole weights, which the job keeps in 4 bits.
+    compressed = quantized.layers(model) if given.load_in_4bit else ()
+    saved = sum(
+        layer.weight.nbytes - layer.weight.numel() * quantized.BYTES for layer in compressed
+    )
+    weights = (sum(weight.nbytes for weight in model.parameters()) - saved) / shards
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad) / shards
+    optimizer = trainer_arguments.name_of(args.optim)
+    of_state = next((size for part, size in _STATE_BYTES.items() if part in optimizer), 8)
+    parts = {
+        "weights": weights, "gradients": 4 * trained, "the optimizer's state": of_state * trained,
+    }  # fmt: skip
     if args.device.type == "cuda":
-        # This process's CUDA context is not free either; each training process needs one.
         there, whole = torch.cuda.mem_get_info(args.device)
         name = f"the GPU has {memory.size(there)} free of {memory.size(whole)}"
     else:
         there = (memory.available() or 0) // plan.device.processes
         name = f"this host or its container, shared by its processes, has {memory.size(there)}"
-    parts = {
-        "weights": estimate.weights,
-        "the optimizer's state": estimate.optimizer,
-        f"gradients and a batch of {training.size}": estimate.gradients + estimate.step,
-    }
     shown = ", ".join(f"{what} {memory.size(count)}" for what, count in parts.items())
-    detail = f"about {memory.size(estimate.total)} for each process ({shown}); {name}"
-    if estimate.total <= there:
-        return Finding(level=OK, what="memory", detail=detail)
-    remedies = "; or ".join(_remedies(estimate, there, plan))
-    return Finding(level=WARNING, what="memory", detail=f"{detail}. Set {remedies}")
-
-
-def _recomputes(args: TrainingArguments) -> bool:
-    """Return whether activations are recomputed; transformers 4 and 5 name it differently."""
-    return bool(getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing)
-
-
-def _remedies(estimate: memory_estimate.Estimate, there: int, plan: Plan) -> Iterator[str]:
-    size, accumulation = (
-        plan.arguments.per_device_train_batch_size, plan.arguments.gradient_accumulation_steps
-    )  # fmt: skip
-    left = there - (estimate.total - estimate.step)
-    smaller = size * left // max(1, estimate.step)
-    if 1 <= smaller < size:
-        more = -(-size * accumulation // smaller)
-        yield (
-            f"per_device_train_batch_size={smaller} (with gradient_accumulation_steps={more}, a "
-            "step has as many texts)"
-        )
-    if not _recomputes(plan.arguments) and left > 0:
-        yield "gradient_checkpointing=True"
-    if plan.hyperparameters.lora_r is None and estimate.total - estimate.step > there // 2:
-        yield "lora_r=16"
+    total = sum(parts.values())
+    detail = f"{memory.size(total)} for each process ({shown}) and its batches; {name}"
+    if total <= there:
+        return Finding(level=OK, what="memory", detail=f"{detail}; --steps 4 measures all of it")
+    remedies = ["an instance with more memory"]
     if plan.device.processes > 1 and not plan.is_sharded:
-        yield "fsdp=full_shard"
-    yield "a smaller max_length"
+        remedies.insert(0, "fsdp=full_shard")
+    if given.lora_r is None:
+        remedies.insert(0, "lora_r=16")
+    return Finding(level=WARNING, what="memory", detail=f"{detail}. Give {' or '.join(remedies)}")

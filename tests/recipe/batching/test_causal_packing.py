@@ -1,5 +1,6 @@
 """Packed documents: the same answers, losses and gradients as each document alone."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,12 @@ def test_losses_and_gradients_are_those_of_documents_alone(
 
 def test_every_decoder_is_held_to_that() -> None:
     assert {kind.split(",")[0] for kind in KINDS} == set(packed_decoders.DECODERS)
+
+
+def test_a_gpu_keeps_more_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(total_memory=80 << 30)  # a stand-in: there is none here
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    # 2.5 GB of 80 GB, in float32; never fewer than on a CPU
+    assert packed_decoders.most_logits(torch.device("cuda", 0)) == (80 << 30) // 32 // 4
+    gpu.total_memory = 1 << 20
+    assert packed_decoders.most_logits(torch.device("cuda", 0)) == packed_decoders._MOST_LOGITS

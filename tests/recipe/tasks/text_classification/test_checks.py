@@ -11,6 +11,7 @@ from recipe.arguments import parse
 from recipe.data.labels import SEVERAL, SINGLE
 from recipe.errors import HyperparameterError
 from recipe.models.pretrained import Source
+from recipe.runtime import memory
 from recipe.training import preflight
 from tests.support.jobs import folders_of, write
 
@@ -60,6 +61,22 @@ def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) ->
     (only,) = preflight.inspect(argv, folders, 2)
     assert (only.level, only.what) == ("error", "hyperparameter")
     assert "early_stopping_patience needs evaluations during training" in only.detail
+
+
+def test_doctor_says_what_to_give_if_the_weights_do_not_fit(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = folders_of(tmp_path, channels(tmp_path, CLASSES))
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    given = ["--model_name_or_path", str(tiny_model)]
+    findings = {one.what: one for one in preflight.inspect(given, folders, 2)}
+    assert findings["memory"].level == "warning"
+    assert "Give lora_r=16 or fsdp=full_shard or an instance with more memory" in str(
+        findings["memory"]
+    )
+    given += ["--lora_r", "2", "--fsdp", "full_shard"]
+    findings = {one.what: one for one in preflight.inspect(given, folders, 2)}
+    assert str(findings["memory"]).endswith(". Give an instance with more memory")
 
 
 @pytest.mark.parametrize(
