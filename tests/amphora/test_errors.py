@@ -1,11 +1,13 @@
 """What a user gives and cannot be used: one table of the error, the key, its value and the remedy."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from amphora.common import packages
+from amphora import cli
+from amphora.common import packages, variables
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import read_job
@@ -138,3 +140,21 @@ def test_an_error_has_the_key_its_value_and_the_remedy(
 
 def test_names_near_ours_and_spaces_are_no_errors() -> None:
     assert read_limits({"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}) == (2.5, 300)
+
+
+def test_the_help_of_train_leads_to_the_hyperparameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "hyperparameters.json" in shown and "code/train.py --help" in shown
+
+
+def test_all_that_the_sources_read_is_known() -> None:
+    root = Path(__file__).parents[3]
+    sources = [*(root / "container").rglob("*.py"), *(root / "code").rglob("*.py")]
+    sources += root.glob("Dockerfile.*")
+    known = variables.SETTINGS.keys() | variables._INTERNAL
+    for source in sources:
+        # AMPHORA_ARGUMENT_... are made up for one start.
+        read = set(re.findall(r"\bAMPHORA_(?!ARGUMENT)[A-Z]\w*", source.read_text()))
+        assert read <= known, f"{source}: list it in amphora.common.variables"

@@ -17,7 +17,6 @@ from sagemaker.huggingface import HuggingFace
 from sagemaker.local import LocalSession
 from sagemaker.model import Model
 from sagemaker.predictor import Predictor
-from sagemaker.pytorch import PyTorch
 from sagemaker.serializers import JSONSerializer
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
@@ -38,25 +37,6 @@ def fit(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
     )  # fmt: skip
     made.fit({name: f"file://{folder}" for name, folder in inputs.items()})
     return str(made.model_data)
-
-
-def fit_from_s3(root: str, image: str, endpoint: str, train: str, source: str) -> str:
-    """All through S3: the channel, the script's archive, and the model, whose URI is returned."""
-    boto = boto3.Session(region_name="us-east-1")
-    boto.client("s3", endpoint_url=endpoint).create_bucket(Bucket="a-bucket")
-    session = LocalSession(boto, default_bucket="a-bucket", s3_endpoint_url=endpoint)
-    session.config = {"local": {"local_code": False, "container_root": root}}
-    channel = session.upload_data(train, key_prefix="train")
-    made = PyTorch(
-        role=ROLE, instance_type="local", image_uri=image, instance_count=1,
-        sagemaker_session=session, environment={"OMP_NUM_THREADS": "1"},
-        source_dir=source, entry_point="mine.py",
-    )  # fmt: skip
-    made.fit({"train": channel})
-    model = str(made.model_data)
-    bucket, _, key = model.removeprefix("s3://").partition("/")
-    session.s3_client.head_object(Bucket=bucket, Key=key)
-    return model
 
 
 def deploy_and_predict(root: str, image: str, archive: str, port: int, texts: list[str]) -> Any:

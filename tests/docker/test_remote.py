@@ -13,8 +13,6 @@ from tests.examples.aws import Aws
 from tests.examples.conftest import Run, aws, boto3, run, sdk2  # noqa: F401, fixtures
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
-PROGRAM = Path(__file__).parent / "remote_sdk2.py"
-ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 
 def test_a_remote_function_runs_in_the_image(
@@ -25,7 +23,9 @@ def test_a_remote_function_runs_in_the_image(
     sdk2: Mapping[str, str],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    submitted = run(PROGRAM, "submit", cpu_image, ROLE, preloaded=sdk2)
+    role = "arn:aws:iam::123456789012:role/SageMakerRole"
+    program = Path(__file__).parent / "remote_sdk2.py"
+    submitted = run(program, "submit", cpu_image, role, preloaded=sdk2)
     assert submitted.returncode == 0, submitted.stderr
     job = aws.request_of("CreateTrainingJob")
     for channel in job["InputDataConfig"]:
@@ -54,7 +54,7 @@ def test_a_remote_function_runs_in_the_image(
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     aws.before, aws.requests = aws.requests, []
-    outcome = run(PROGRAM, "result", job["TrainingJobName"], preloaded=sdk2)
+    outcome = run(program, "result", job["TrainingJobName"], preloaded=sdk2)
     assert outcome.returncode == 0, outcome.stderr
     result = ast.literal_eval(outcome.stdout.splitlines()[-1])
     # The client has no transformers: the function ran beside the image's own.

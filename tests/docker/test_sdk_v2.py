@@ -86,7 +86,16 @@ def test_two_hosts_train_one_model(sdk: Sdk, cpu_image: str, inputs: dict[str, s
     assert "cpu, 2 processes" in outcome.output
 
 
-RANKS = """\
+def test_huggingface_with_torch_distributed_on_two_hosts(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    def source(folder: Path, script: str) -> str:
+        folder = folder / "source"
+        folder.mkdir()
+        (folder / "mine.py").write_text(script)
+        return str(folder)
+
+    ranks = """\
 import argparse, os, torch, torch.distributed as dist
 parser = argparse.ArgumentParser()
 parser.add_argument("--learning_rate", type=float)
@@ -101,20 +110,8 @@ open(os.path.join(os.environ["SM_MODEL_DIR"], "mine.txt"), "w").write("mine")
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-def source(folder: Path, script: str) -> str:
-    folder = folder / "source"
-    folder.mkdir()
-    (folder / "mine.py").write_text(script)
-    return str(folder)
-
-
-def test_huggingface_with_torch_distributed_on_two_hosts(
-    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
-) -> None:
     outcome = sdk("fit", kind="huggingface", image_uri=cpu_image, instance_count=2, py_version="py311",
-               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, RANKS),
+               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, ranks),
                entry_point="mine.py", hyperparameters={"learning_rate": 0.5, "flag": False},
                distribution={"torch_distributed": {"enabled": True}})  # fmt: skip
     assert outcome.output.count("world 2 total 3.0") == 2

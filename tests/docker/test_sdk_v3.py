@@ -16,8 +16,6 @@ from tests.support.ports import free_port
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 SDK = ("sdk3", "local_v3.py")
-RECIPE = {"source_dir": str(ROOT / "code"), "entry_script": "train.py"}
-"""The image's recipe, brought along as a user's own code: SDK v3 then starts it its own way."""
 
 
 @pytest.fixture
@@ -47,7 +45,9 @@ def test_without_source_code_the_recipe_runs_and_its_model_is_served(
 def test_source_code_with_torchrun_on_two_hosts(
     sdk: Sdk, request_of: dict[str, object], tmp_path: Path
 ) -> None:
-    outcome = sdk("train", hosts=2, torchrun=True, code=RECIPE, **request_of)
+    # The image's recipe, brought along as a user's own code: SDK v3 then starts it its own way.
+    recipe = {"source_dir": str(ROOT / "code"), "entry_script": "train.py"}
+    outcome = sdk("train", hosts=2, torchrun=True, code=recipe, **request_of)
     assert outcome.value == "", outcome.output
     assert "cpu, 2 processes" in outcome.output
     assert "model.safetensors" in model_files(tmp_path)

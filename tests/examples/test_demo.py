@@ -17,20 +17,19 @@ from tests.support.until import until
 from .conftest import ROOT
 
 
-def run(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sh", "-euc", command],
-        env=clean_environ(OMP_NUM_THREADS="1", **environ),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-
-
 @pytest.mark.heavy
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_what_it_says_to_do_next_works(tmp_path: Path) -> None:
+    def run(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-euc", command],
+            env=clean_environ(OMP_NUM_THREADS="1", **environ),
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+
     demo = run(f"{sys.executable} {ROOT}/examples/demo.py --folder {tmp_path}/a\\ folder")
     assert demo.returncode == 0, demo.stderr
     commands = demo.stdout.split("demo: what to do next:\n")[1]

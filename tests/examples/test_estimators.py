@@ -1,4 +1,4 @@
-"""The requests of docs/ESTIMATORS.md and ENDPOINTS.md are ones that AWS takes, by botocore's service model."""
+"""What docs/ESTIMATORS.md, ENDPOINTS.md and MIGRATING.md show is what SDKs send and the code does."""
 
 import json
 import re
@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from amphora.common.devices import Devices
+from amphora.common.variables import SETTINGS
+from amphora.serving import settings
+from amphora.serving.vllm import selection
 from tests.examples.aws import SAGEMAKER, Aws, violations
-from tests.examples.conftest import Run
+from tests.examples.conftest import ROOT, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
 ESTIMATORS = (DOCS / "ESTIMATORS.md").read_text()
@@ -17,28 +21,6 @@ ENDPOINTS = (DOCS / "ENDPOINTS.md").read_text()
 PAGES = ESTIMATORS + ENDPOINTS
 PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
 SDK3 = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
-SDK2 = re.findall(r"<!-- sdk2 -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
-ROLE = "arn:aws:iam::123456789012:role/training"
-PRELUDE2 = f"""
-from sagemaker.estimator import Estimator
-from sagemaker.inputs import FileSystemInput
-from sagemaker.instance_group import InstanceGroup
-from sagemaker.pytorch import PyTorch
-from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
-
-common = {{"image_uri": "an-image", "role": "{ROLE}"}}
-"""
-PRELUDE3 = f"""
-from sagemaker.core.parameter import ContinuousParameter
-from sagemaker.core.training.configs import (
-    Compute, FileSystemDataSource, InputData, InstanceGroup, Networking, OutputDataConfig
-)
-from sagemaker.train.model_trainer import ModelTrainer
-from sagemaker.train.tuner import HyperparameterTuner
-
-common = {{"training_image": "an-image", "role": "{ROLE}"}}
-train = InputData(channel_name="train", data_source="s3://bucket/train/")
-"""
 KEY = "arn:aws:kms:eu-west-1:123456789012:key/0123"
 VPC = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
 SCRIPT = {
@@ -100,34 +82,6 @@ SENT: list[dict[str, Any]] = [
     },
 ]
 """What the programs of each section have to send, by SDK v3 and by SDK v2."""
-TRAINING: dict[str, Any] = {
-    "AlgorithmSpecification": {"TrainingImage": "an-image", "TrainingInputMode": "File"},
-    "RoleArn": "arn:aws:iam::123456789012:role/training",
-    "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/"},
-    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 10},
-    "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
-}
-TUNING: dict[str, Any] = {
-    "HyperParameterTuningJobName": "a-tuning",
-    "HyperParameterTuningJobConfig": {
-        "Strategy": "Bayesian",
-        "ResourceLimits": {"MaxParallelTrainingJobs": 2},
-    },
-}
-
-
-def whole(operation: str, part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The operation, and its request with what the page leaves out."""
-    if operation == "CreateTrainingJob":
-        return operation, {"TrainingJobName": "a-job", **TRAINING, **part}
-    if operation == "CreateHyperParameterTuningJob.TrainingJobDefinition":
-        name, _, member = operation.partition(".")
-        return name, {**TUNING, member: {**TRAINING, **part}}
-    if operation == "CreateEndpointConfig":
-        variant = {"VariantName": "all", "ModelName": "reviews-3", "InstanceType": "ml.m5.xlarge"}
-        variants = [{**variant, "InitialInstanceCount": 1}]
-        return operation, {"EndpointConfigName": "a-config", "ProductionVariants": variants, **part}
-    return operation, part
 
 
 def test_no_block_is_left_out() -> None:
@@ -136,38 +90,45 @@ def test_no_block_is_left_out() -> None:
 
 @pytest.mark.parametrize(("operation", "text"), PARTS, ids=[name for name, _ in PARTS])
 def test_a_request_holds_to_the_service_model(operation: str, text: str) -> None:
+    tuning: dict[str, Any] = {
+        "HyperParameterTuningJobName": "a-tuning",
+        "HyperParameterTuningJobConfig": {
+            "Strategy": "Bayesian",
+            "ResourceLimits": {"MaxParallelTrainingJobs": 2},
+        },
+    }
+    training: dict[str, Any] = {
+        "AlgorithmSpecification": {"TrainingImage": "an-image", "TrainingInputMode": "File"},
+        "RoleArn": "arn:aws:iam::123456789012:role/training",
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/"},
+        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 10},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+    }
+
+    def whole(operation: str, part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The operation, and its request with what the page leaves out."""
+        if operation == "CreateTrainingJob":
+            return operation, {"TrainingJobName": "a-job", **training, **part}
+        if operation == "CreateHyperParameterTuningJob.TrainingJobDefinition":
+            name, _, member = operation.partition(".")
+            return name, {**tuning, member: {**training, **part}}
+        if operation == "CreateEndpointConfig":
+            variant = {
+                "VariantName": "all",
+                "ModelName": "reviews-3",
+                "InstanceType": "ml.m5.xlarge",
+            }
+            variants = [{**variant, "InitialInstanceCount": 1}]
+            return operation, {
+                "EndpointConfigName": "a-config",
+                "ProductionVariants": variants,
+                **part,
+            }
+        return operation, part
+
     name, request = whole(operation, json.loads(text))
     shape = SAGEMAKER.operation_model(name).input_shape
     assert shape is not None and list(violations(shape, request)) == []
-
-
-def plain(value: Any) -> Any:
-    """A text that SDK v2 wrote as JSON, as what it means."""
-    try:
-        return json.loads(value)
-    except (TypeError, ValueError):
-        return value
-
-
-def missing(part: Any, sent: Any, path: str = "") -> list[str]:
-    """What a part of a request says that the request does not."""
-    if isinstance(part, dict) and isinstance(sent, dict):
-        return [
-            text
-            for name, value in part.items()
-            for text in missing(value, sent.get(name), f"{path}.{name}")
-        ]
-    if isinstance(part, list) and isinstance(sent, list) and len(part) == len(sent):
-        pairs = enumerate(zip(part, sent, strict=True))
-        return [text for index, (a, b) in pairs for text in missing(a, b, f"{path}[{index}]")]
-    return [] if plain(part) == plain(sent) else [f"{path}: {sent!r} is not {part!r}"]
-
-
-def job_of(request: dict[str, Any]) -> dict[str, Any]:
-    """The training job that a request defines."""
-    job: dict[str, Any] = request.get("TrainingJobDefinition", request)
-    resources = job.pop("HyperParameterTuningResourceConfig", None)
-    return job | {"ResourceConfig": resources or job.get("ResourceConfig")}
 
 
 @pytest.mark.heavy
@@ -175,11 +136,59 @@ def job_of(request: dict[str, Any]) -> dict[str, Any]:
 def test_both_sdks_send_what_the_page_says(
     version: str, aws: Aws, run: Run, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    def job_of(request: dict[str, Any]) -> dict[str, Any]:
+        """The training job that a request defines."""
+        job: dict[str, Any] = request.get("TrainingJobDefinition", request)
+        resources = job.pop("HyperParameterTuningResourceConfig", None)
+        return job | {"ResourceConfig": resources or job.get("ResourceConfig")}
+
+    def plain(value: Any) -> Any:
+        """A text that SDK v2 wrote as JSON, as what it means."""
+        try:
+            return json.loads(value)
+        except (TypeError, ValueError):
+            return value
+
+    def missing(part: Any, sent: Any, path: str = "") -> list[str]:
+        """What a part of a request says that the request does not."""
+        if isinstance(part, dict) and isinstance(sent, dict):
+            return [
+                text
+                for name, value in part.items()
+                for text in missing(value, sent.get(name), f"{path}.{name}")
+            ]
+        if isinstance(part, list) and isinstance(sent, list) and len(part) == len(sent):
+            pairs = enumerate(zip(part, sent, strict=True))
+            return [text for index, (a, b) in pairs for text in missing(a, b, f"{path}[{index}]")]
+        return [] if plain(part) == plain(sent) else [f"{path}: {sent!r} is not {part!r}"]
+
+    role = "arn:aws:iam::123456789012:role/training"
+    prelude3 = f"""
+from sagemaker.core.parameter import ContinuousParameter
+from sagemaker.core.training.configs import (
+    Compute, FileSystemDataSource, InputData, InstanceGroup, Networking, OutputDataConfig
+)
+from sagemaker.train.model_trainer import ModelTrainer
+from sagemaker.train.tuner import HyperparameterTuner
+
+common = {{"training_image": "an-image", "role": "{role}"}}
+train = InputData(channel_name="train", data_source="s3://bucket/train/")
+"""
+    prelude2 = f"""
+from sagemaker.estimator import Estimator
+from sagemaker.inputs import FileSystemInput
+from sagemaker.instance_group import InstanceGroup
+from sagemaker.pytorch import PyTorch
+from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+common = {{"image_uri": "an-image", "role": "{role}"}}
+"""
+    sdk2 = re.findall(r"<!-- sdk2 -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
     prelude, programs = {
-        "sdk3": (PRELUDE3, [code for _, code in SDK3]),
-        "sdk2": (PRELUDE2, SDK2),
+        "sdk3": (prelude3, [code for _, code in SDK3]),
+        "sdk2": (prelude2, sdk2),
     }[version]
-    assert len(SDK3) == ESTIMATORS.count("<!-- sdk3") == len(SENT) == len(SDK2) + 1
+    assert len(SDK3) == ESTIMATORS.count("<!-- sdk3") == len(SENT) == len(sdk2) + 1
     program = tmp_path / "shown.py"
     program.write_text("\n".join([prelude, *programs]))
     done = run(program, preloaded=request.getfixturevalue(version))
@@ -204,3 +213,35 @@ def test_sdk_v3_deploys_as_the_page_says(
     assert aws.request_of("CreateEndpoint")["EndpointName"].startswith("texts")
     container = aws.request_of("CreateModel")["PrimaryContainer"]
     assert container["ModelDataUrl"] == "s3://bucket/models/job/output/model.tar.gz"
+
+
+PAGE = (ROOT / "docs" / "MIGRATING.md").read_text()
+
+
+def cell(row: str, column: int) -> str:
+    """A cell of the row whose first cell begins with `row`."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    return line.split(" | ")[column].strip("| ")
+
+
+def test_it_is_short() -> None:
+    assert len(PAGE.split()) <= 500
+
+
+def test_every_variable_exists() -> None:
+    named = set(re.findall(r"`((?:AMPHORA|SAGEMAKER)_[A-Z_]+)", PAGE))
+    assert named
+    read = Path(settings.__file__).read_text()
+    assert not [name for name in named if name not in SETTINGS and f'"{name}"' not in read]
+
+
+def test_requests_are_batched_as_it_says() -> None:
+    host = Devices(cpus=2, efa=False, reason="")
+    most = re.search(r"up to (\d+)", cell("requests in one batch", 2))
+    assert most
+    assert settings.read(Path("/absent"), {}, host).batch_size == int(most[1])
+
+
+def test_the_variables_of_other_servers_of_vllm_are_refused_or_read() -> None:
+    assert f"`{selection.PREFIX}*`" == cell("AWS's vLLM image", 2)
+    assert f"`{selection._LMI}*` is refused" == cell("LMI (DJL)", 2)

@@ -51,7 +51,6 @@ from train import main
 main([{file!r}, *sys.argv[1:]])
 """
 """A script that runs the example in a fork of a process with its libraries, whose import takes longer."""
-SIBLINGS = ("multi_vector", "kto", "distillation")
 
 
 @dataclass(frozen=True)
@@ -139,34 +138,37 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _train(tree: Tree, processes: int) -> subprocess.CompletedProcess[str]:
-    done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done
-
-
-def _losses(done: subprocess.CompletedProcess[str]) -> int:
-    return len(re.findall(LOSS, done.stdout + done.stderr))
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    loaded = load_file(folder / "model.safetensors")
-    # An encoder alone is saved without its model's name before each weight's.
-    return {name.removeprefix("bert."): weight for name, weight in loaded.items()}
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "script",
     # The script of `sparse` trains `multi_vector`, too; kto is stopped below; distillation is an
     # online trainer, as grpo.
-    [pytest.param(name, marks=[pytest.mark.long] * (name in SIBLINGS)) for name in CASES],
+    [
+        pytest.param(
+            name, marks=[pytest.mark.long] * (name in ("multi_vector", "kto", "distillation"))
+        )
+        for name in CASES
+    ],
 )
 def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(
     tree: Tree, script: str, preloaded: Mapping[str, str]
 ) -> None:
     """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,
     if the weights are those of the checkpoint."""
+
+    def _weights(folder: Path) -> dict[str, torch.Tensor]:
+        loaded = load_file(folder / "model.safetensors")
+        # An encoder alone is saved without its model's name before each weight's.
+        return {name.removeprefix("bert."): weight for name, weight in loaded.items()}
+
+    def _losses(done: subprocess.CompletedProcess[str]) -> int:
+        return len(re.findall(LOSS, done.stdout + done.stderr))
+
+    def _train(tree: Tree, processes: int) -> subprocess.CompletedProcess[str]:
+        done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes))
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
     chosen = _prepare(tree, script)
     alone = {**chosen, "sagemaker_torch_distributed_enabled": "false"}
     tree.configure({**alone, "max_steps": 2})

@@ -28,7 +28,6 @@ NOT_RUN = r"<!-- not run: (?P<why>.+?) -->\n"
 BLOCK = re.compile(
     rf"(?:{NOT_RUN})?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-STAND_IN = '#!/bin/sh\nfor word in {name} "$@"; do printf \'%s\\037\' "$word"; done >> "$CALLS"; echo >> "$CALLS"; echo step=2\n'
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ def test_every_block_is_found_and_has_a_language() -> None:
     assert {block.language for block in BLOCKS} <= {"bash", "python", "text", "dockerfile"}
 
 
-RUN = [b for b in SHELL if not b.why_not_run]
 SHOWN = {
     block: following.text.strip()
     for block, following in itertools.pairwise(BLOCKS)
@@ -80,10 +78,14 @@ SHOWN = {
     "block",
     [
         pytest.param(b, marks=pytest.mark.heavy if "amphora" in b.text else (), id=str(b))
-        for b in RUN
+        for b in [b for b in SHELL if not b.why_not_run]
     ],
 )
 def test_a_shell_block_runs(block: Block, tmp_path: Path) -> None:
+    def normalized_output(text: str) -> str:
+        """Numbers differ from machine to machine, and a page shortens paths."""
+        return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", re.sub(r"/\S*/(ml|reviews)/", r"\1/", text))
+
     port = str(free_port())
     on_port = dataclasses.replace(block, text=block.text.replace("8080", port))
     done = shell(
@@ -100,19 +102,56 @@ def test_a_shell_block_runs(block: Block, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def normalized_output(text: str) -> str:
-    """Numbers differ from machine to machine, and a page shortens paths."""
-    return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", re.sub(r"/\S*/(ml|reviews)/", r"\1/", text))
-
-
 @pytest.mark.parametrize("block", [b for b in SHELL if b.why_not_run], ids=str)
 def test_a_shell_block_that_is_not_run_calls_what_exists(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def runs_or_serves(arguments: list[str]) -> None:
+        assert arguments in (["train"], ["serve"])
+
+    def asks(arguments: list[str]) -> None:
+        assert "localhost:8080/invocations" in arguments
+
+    def runs_a_container(arguments: list[str]) -> None:
+        assert arguments[:2] == ["run", "--rm"]
+        image, command = arguments[-2:]
+        assert image in ("amphora:cpu", "amphora:vllm")
+        assert command in ("train", "serve", "doctor")
+        mounts = [arguments[index + 1] for index, word in enumerate(arguments) if word == "-v"]
+        assert mounts
+        for mount in mounts:
+            host, inside, *mode = mount.split(":")
+            assert inside in (
+                "/opt/ml/input",
+                "/opt/ml/model",
+                "/opt/ml/output",
+                "/opt/ml/checkpoints",
+            )
+            assert Path(host).name == Path(inside).name
+            assert mode in ([], ["ro"])
+
+    def builds(arguments: list[str]) -> None:
+        usage = (ROOT / "build_and_push.sh").read_text()
+        assert arguments[0] in ("gpu", "cpu", "neuron")
+        for option in (word for word in arguments if word.startswith("--")):
+            assert f"#   {option} " in usage
+
+    def makes(arguments: list[str]) -> None:
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= set(targets)
+
+    checks: dict[str, Any] = {
+        "amphora": runs_or_serves,
+        "make": makes,
+        "build_and_push.sh": builds,
+        "docker": runs_a_container,
+        "curl": asks,
+    }
+    stand_in = '#!/bin/sh\nfor word in {name} "$@"; do printf \'%s\\037\' "$word"; done >> "$CALLS"; echo >> "$CALLS"; echo step=2\n'
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in CHECKS:
-        (tools / name).write_text(STAND_IN.format(name=name))
+    for name in checks:
+        (tools / name).write_text(stand_in.format(name=name))
         (tools / name).chmod(0o755)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     folder = tmp_path / "checkout"
@@ -127,50 +166,7 @@ def test_a_shell_block_that_is_not_run_calls_what_exists(
     ]
     assert calls
     for name, *arguments in calls:
-        CHECKS[name](arguments)
-
-
-def makes(arguments: list[str]) -> None:
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {word for word in arguments if "=" not in word} <= set(targets)
-
-
-def builds(arguments: list[str]) -> None:
-    usage = (ROOT / "build_and_push.sh").read_text()
-    assert arguments[0] in ("gpu", "cpu", "neuron")
-    for option in (word for word in arguments if word.startswith("--")):
-        assert f"#   {option} " in usage
-
-
-def runs_a_container(arguments: list[str]) -> None:
-    assert arguments[:2] == ["run", "--rm"]
-    image, command = arguments[-2:]
-    assert image in ("amphora:cpu", "amphora:vllm")
-    assert command in ("train", "serve", "doctor")
-    mounts = [arguments[index + 1] for index, word in enumerate(arguments) if word == "-v"]
-    assert mounts
-    for mount in mounts:
-        host, inside, *mode = mount.split(":")
-        assert inside in ("/opt/ml/input", "/opt/ml/model", "/opt/ml/output", "/opt/ml/checkpoints")
-        assert Path(host).name == Path(inside).name
-        assert mode in ([], ["ro"])
-
-
-def asks(arguments: list[str]) -> None:
-    assert "localhost:8080/invocations" in arguments
-
-
-def runs_or_serves(arguments: list[str]) -> None:
-    assert arguments in (["train"], ["serve"])
-
-
-CHECKS: dict[str, Any] = {
-    "amphora": runs_or_serves,
-    "make": makes,
-    "build_and_push.sh": builds,
-    "docker": runs_a_container,
-    "curl": asks,
-}
+        checks[name](arguments)
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")

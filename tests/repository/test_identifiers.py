@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("code", "container", "tests", "benchmarks", "ordeal", "examples")
 VAGUE = re.compile(r"_?(of|at|places?|said|told|asked|found|beside|each|own|like)", re.IGNORECASE)
 PREPOSITION = re.compile(
     r"_?(about|above|around|at|before|below|beside|between|by|for|in|into|near|of|over|under|without)_"
@@ -38,11 +36,14 @@ def wrong_names(source: str) -> list[tuple[int, str]]:
     return wrong
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize(
+    "folder", ("code", "container", "tests", "benchmarks", "ordeal", "examples")
+)
 def test_names_say_what_they_hold(folder: str) -> None:
+    root = Path(__file__).parents[2]
     wrong = [
-        f"{path.relative_to(ROOT)}, scope of line {line}: {name}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        f"{path.relative_to(root)}, scope of line {line}: {name}"
+        for path in sorted((root / folder).rglob("*.py"))
         for line, name in wrong_names(path.read_text(encoding="utf-8"))
     ]
     assert not wrong

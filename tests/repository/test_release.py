@@ -10,7 +10,6 @@ import tomllib
 import yaml
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def test_the_changelog_begins_with_the_version() -> None:
@@ -76,7 +75,9 @@ def test_actions_are_named_by_commit() -> None:
             assert re.search(r"uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
 def test_an_issue_form_is_one(path: Path) -> None:
     form = yaml.safe_load(path.read_text())
     assert {"name", "description", "body"} <= form.keys()

@@ -1,6 +1,8 @@
 """The documentation site: built without a warning, every link of it leads somewhere."""
 
+import json
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -11,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-pytestmark = pytest.mark.heavy
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -49,6 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_every_link_leads_to_a_page_and_its_place(site: Path) -> None:
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     assert len(pages) > 20
@@ -69,6 +71,7 @@ def test_every_link_leads_to_a_page_and_its_place(site: Path) -> None:
     assert not broken, broken[:20]
 
 
+@pytest.mark.heavy
 def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
     for page in DOCS.glob("*.md"):
         assert (site / f"{page.stem}.html").is_file()
@@ -85,6 +88,7 @@ def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
     assert "recipe-tasks-base" in Page(site / "site" / "recipe.html").anchors
 
 
+@pytest.mark.heavy
 def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     """A mention, an anchor and a page."""
     source = tmp_path / "docs"
@@ -95,3 +99,23 @@ def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     assert built.returncode != 0
     for says in ("docs/NOWHERE.md is mentioned, and is no page", "'nowhere'", "other.md"):
         assert says in built.stderr
+
+
+def test_the_pages_are_what_the_code_says() -> None:
+    program = (
+        "import json, runpy; print(json.dumps(runpy.run_path('docs/reference.py')['pages']()))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for path, text in json.loads(made).items():
+        assert (ROOT / path).read_text() == text, "run: .venv/bin/python docs/reference.py"
+        assert "text-classification" in text
+
+
+def test_the_drawings_are_what_the_program_draws() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["DRAWINGS"]
+    assert len(drawings) >= 4
+    for name, draw in drawings.items():
+        committed = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+        assert committed == draw().text(), "run: .venv/bin/python docs/diagrams.py"

@@ -56,33 +56,6 @@ WORDS = {
     r"mend(?:s|ed)?": "fix",
     r"of a user's own|of one's own|of your own": "your, user's",
 }
-# A phrase may stand on two lines.
-LONGEST_CELL = 170
-"""Characters: two lines of a table."""
-MOST_WORDS = 27_000
-"""In all pages; a reader has to find a page among them."""
-DECISIONS = [
-    path
-    for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    if path.name not in ("index.md", "kept.md", "removed.md")
-]
-GOALS = {
-    "TRAINING.md": (
-        "Train on your CSV",
-        "Resume a stopped job",
-        "Your own script",
-        "Several processes and hosts",
-        "LoRA on conversations",
-        "Add a metric",
-    ),
-    "SERVING.md": (
-        "Serve a model and send requests",
-        "Your own inference.py",
-        "Port, time-outs, batching",
-    ),
-    "USING.md": ("Which instance", "What it costs"),
-}
-"""The sections that answer what most users want, each within 300 words, examples included."""
 _ALTERNATIVES = "|".join(rf"(?P<w{number}>{word})" for number, word in enumerate(WORDS))
 PATTERN = re.compile(rf"\b(?:{_ALTERNATIVES})\b".replace(" ", r"\s+"), re.I)
 
@@ -114,6 +87,9 @@ def test_plain_words() -> None:
 
 
 def test_table_cells_are_short() -> None:
+    # A phrase may stand on two lines.
+    # Characters: two lines of a table.
+    longest_cell = 170
     pages = [path for path in files() if path.suffix == ".md"]
     tables = [
         (path.name, line)
@@ -122,18 +98,37 @@ def test_table_cells_are_short() -> None:
         if line.startswith("| ")
     ]
     assert not [
-        (page, line) for page, line in tables if max(map(len, line.split(" | "))) > LONGEST_CELL
+        (page, line) for page, line in tables if max(map(len, line.split(" | "))) > longest_cell
     ]
 
 
 def test_pages_are_short() -> None:
+    # In all pages; a reader has to find a page among them.
+    most_words = 27_000
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
     pages = [ROOT / name for name in listed.stdout.splitlines()] or list(ROOT.glob("docs/**/*.md"))
-    assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= MOST_WORDS
+    assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= most_words
 
 
 def test_a_goal_is_reached_in_a_short_section() -> None:
-    for page, headings in GOALS.items():
+    # The sections that answer what most users want, each within 300 words, examples included.
+    goals = {
+        "TRAINING.md": (
+            "Train on your CSV",
+            "Resume a stopped job",
+            "Your own script",
+            "Several processes and hosts",
+            "LoRA on conversations",
+            "Add a metric",
+        ),
+        "SERVING.md": (
+            "Serve a model and send requests",
+            "Your own inference.py",
+            "Port, time-outs, batching",
+        ),
+        "USING.md": ("Which instance", "What it costs"),
+    }
+    for page, headings in goals.items():
         sections = re.split(r"^##+ ", (ROOT / "docs" / page).read_text(), flags=re.M)
         for heading in headings:
             (section,) = [text for text in sections if text.startswith(f"{heading}\n")]
@@ -141,7 +136,12 @@ def test_a_goal_is_reached_in_a_short_section() -> None:
 
 
 def test_a_decision_has_its_parts_and_a_row_of_the_index() -> None:
-    for page in DECISIONS:
+    decisions = [
+        path
+        for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+        if path.name not in ("index.md", "kept.md", "removed.md")
+    ]
+    for page in decisions:
         text = page.read_text()
         parts = [text.index(part) for part in ("**Context.**", "**Choice.**", "**Revisit when**")]
         assert parts == sorted(parts), page.name
@@ -164,11 +164,6 @@ ROOTS = [
         "container/amphora/serving",
     )
 ]
-PAGES_WITH_MODULES = [
-    path
-    for path in [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
-    if path.name != "removed.md"
-]
 _PACKAGES = "|".join(
     sorted({child.parent.name for root in ROOTS for child in root.glob("*/__init__.py")})
 )
@@ -187,8 +182,13 @@ def exists(name: str) -> bool:
 
 
 def test_modules_that_a_page_names_exist() -> None:
+    pages_with_modules = [
+        path
+        for path in [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+        if path.name != "removed.md"
+    ]
     named = re.compile(rf"`((?:{_PACKAGES})(?:\.(?!py`)[a-z_]\w*)+)`")
-    for page in PAGES_WITH_MODULES:
+    for page in pages_with_modules:
         names = set(named.findall(page.read_text()))
         assert not [name for name in sorted(names) if not exists(name)], page.name
 

@@ -14,42 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
 
-HERE = Path(__file__).parent
-PYTHON = HERE.parents[1] / "build" / "versions" / "4.57" / "bin" / "python"
 ODD = ["München", "film-noir", "3.5", "(1999)", "O'Neil", "日本", "don't", "e\u0301te", "🙂", "\n"]
-
-
-def save_byte_level(folder: Path) -> Path:
-    """A model whose tokens are bytes of words, and which marks no part of a pair."""
-    import torch
-    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForQuestionAnswering
-
-    base: Any = Tokenizer(models.BPE())
-    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    base.decoder = decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    base.train_from_iterator(TEXTS * 3, trainer)
-    base.post_processor = processors.RobertaProcessing(
-        ("</s>", 2), ("<s>", 0), add_prefix_space=False
-    )
-    reader: Any = PreTrainedTokenizerFast(
-        tokenizer_object=base, bos_token="<s>", cls_token="<s>", pad_token="<pad>",
-        eos_token="</s>", sep_token="</s>", unk_token="<unk>", mask_token="<mask>",
-        model_max_length=512,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    config = RobertaConfig(
-        vocab_size=len(reader), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=514, initializer_range=0.3, pad_token_id=1,
-        type_vocab_size=1,
-    )  # fmt: skip
-    RobertaForQuestionAnswering(config).save_pretrained(folder)
-    reader.save_pretrained(folder)
-    return folder
 
 
 def asked_bodies() -> list[dict[str, Any]]:
@@ -92,30 +57,63 @@ def asked_bodies() -> list[dict[str, Any]]:
     return bodies
 
 
-# What that pipeline does otherwise: it reads one context for several questions letter by letter,
-# refuses several contexts, and does not shorten a question (max_question_len) if its tokenizer is a
-# fast one, as its documentation has it.
-DIFFERENT: list[tuple[dict[str, Any], Any]] = [
-    ({"inputs": {"question": ["who", "in"], "context": "anna was in paris"}, "parameters": {}},
-     [{"question": "who", "context": "anna was in paris"}, {"question": "in", "context": "anna was in paris"}]),
-    ({"inputs": {"question": "who", "context": ["anna was", "in paris"]}, "parameters": {}},
-     [{"question": "who", "context": "anna was"}, {"question": "who", "context": "in paris"}]),
-    ({"inputs": {"question": "who was good again", "context": TEXTS[1]}, "parameters": {"max_question_len": 2}},
-     {"question": "who was", "context": TEXTS[1]}),
-]  # fmt: skip
-
-
 @pytest.mark.versions
 def test_answers_are_those_of_the_last_pipeline(tmp_path: Path) -> None:
+    # What that pipeline does otherwise: it reads one context for several questions letter by letter,
+    # refuses several contexts, and does not shorten a question (max_question_len) if its tokenizer is a
+    # fast one, as its documentation has it.
+    different: list[tuple[dict[str, Any], Any]] = [
+        ({"inputs": {"question": ["who", "in"], "context": "anna was in paris"}, "parameters": {}},
+         [{"question": "who", "context": "anna was in paris"}, {"question": "in", "context": "anna was in paris"}]),
+        ({"inputs": {"question": "who", "context": ["anna was", "in paris"]}, "parameters": {}},
+         [{"question": "who", "context": "anna was"}, {"question": "who", "context": "in paris"}]),
+        ({"inputs": {"question": "who was good again", "context": TEXTS[1]}, "parameters": {"max_question_len": 2}},
+         {"question": "who was", "context": TEXTS[1]}),
+    ]  # fmt: skip
+
+    def save_byte_level(folder: Path) -> Path:
+        """A model whose tokens are bytes of words, and which marks no part of a pair."""
+        import torch
+        from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForQuestionAnswering
+
+        base: Any = Tokenizer(models.BPE())
+        base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        base.decoder = decoders.ByteLevel()
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+        base.train_from_iterator(TEXTS * 3, trainer)
+        base.post_processor = processors.RobertaProcessing(
+            ("</s>", 2), ("<s>", 0), add_prefix_space=False
+        )
+        reader: Any = PreTrainedTokenizerFast(
+            tokenizer_object=base, bos_token="<s>", cls_token="<s>", pad_token="<pad>",
+            eos_token="</s>", sep_token="</s>", unk_token="<unk>", mask_token="<mask>",
+            model_max_length=512,
+        )  # fmt: skip
+        torch.manual_seed(3)
+        config = RobertaConfig(
+            vocab_size=len(reader), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=64, max_position_embeddings=514, initializer_range=0.3, pad_token_id=1,
+            type_vocab_size=1,
+        )  # fmt: skip
+        RobertaForQuestionAnswering(config).save_pretrained(folder)
+        reader.save_pretrained(folder)
+        return folder
+
+    here = Path(__file__).parent
+    python = here.parents[1] / "build" / "versions" / "4.57" / "bin" / "python"
     folders = [
         save("BertForQuestionAnswering", tmp_path / "bert", 11),
         save_byte_level(tmp_path / "bytes"),
     ]
-    bodies = [*asked_bodies(), *(body for body, _ in DIFFERENT)]
-    same = [{"inputs": inputs, "parameters": {}} for _, inputs in DIFFERENT]
+    bodies = [*asked_bodies(), *(body for body, _ in different)]
+    same = [{"inputs": inputs, "parameters": {}} for _, inputs in different]
     (tmp_path / "bodies.json").write_text(json.dumps([*bodies, *same]))
     done = subprocess.run(
-        [PYTHON, HERE / "questions.py", tmp_path / "bodies.json", *folders],
+        [python, here / "questions.py", tmp_path / "bodies.json", *folders],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

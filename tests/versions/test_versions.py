@@ -1,17 +1,20 @@
-"""The recipe under the transformers versions that images' bases bring (`make test-versions`)."""
+"""The recipe, and users' inference files, under the transformers versions that images' bases bring
+(`make test-versions`)."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.versions import old_files
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-VERSIONS = sorted(HERE.glob("*.txt"))
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -28,7 +31,7 @@ def test_the_versions_of_images_with_transformers_4_are_their_locks(name: str) -
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("version", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
 def test_imports_a_training_a_resume_and_a_prediction(version: Path, tmp_path: Path) -> None:
     python = ROOT / "build" / "versions" / version.stem / "bin" / "python"
     done = subprocess.run(
@@ -58,3 +61,32 @@ def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
         capture_output=True, text=True, timeout=240, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+def outcomes(python: Path | str, folder: Path) -> tuple[str, list[str]]:
+    done = subprocess.run(
+        [python, HERE / "old_files.py", folder], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    actual = json.loads(done.stdout.splitlines()[-1])
+    return actual["transformers"], actual["outcomes"]
+
+
+@pytest.mark.versions
+def test_version_4_serves_each_file(tmp_path: Path) -> None:
+    python_4 = HERE.parents[1] / "build" / "versions" / "4.57" / "bin" / "python"
+    version, actual = outcomes(python_4, tmp_path)
+    assert version.startswith("4.") and len(actual) == len(old_files.FILES) >= 30
+    assert [line for line in actual if not line.startswith("answer: ")] == []
+
+
+@pytest.mark.versions
+def test_version_5_serves_each_file_or_names_the_line_and_both_remedies(tmp_path: Path) -> None:
+    version, actual = outcomes(sys.executable, tmp_path)
+    assert version.startswith("5.")
+    for (_, code, words), outcome in zip(old_files.FILES, actual, strict=True):
+        if words:
+            assert words in outcome and "--transformers 4" in outcome, code
+            assert "inference.py, line " in outcome, code
+        else:
+            assert outcome.startswith("answer: "), code

@@ -16,7 +16,6 @@ import pytest
 from tests.support.paths import CODE
 from tests.support.xla_job import Job
 
-pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GRAPHS = 3
 """Graphs of a training of new shapes: its first step, which creates the optimizer's state, the other
 steps, and a batch of an evaluation."""
@@ -31,6 +30,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, write_data:
     return job
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_steps_epochs_and_data_compile_nothing_more(
     tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
 ) -> None:
@@ -40,6 +41,8 @@ def test_more_steps_epochs_and_data_compile_nothing_more(
     assert (few, more) == (GRAPHS, GRAPHS)
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.long
 def test_a_graph_for_each_length_would_be_seen(
     tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
@@ -52,6 +55,8 @@ def test_a_graph_for_each_length_would_be_seen(
     assert count > GRAPHS
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_stopped_training_goes_on_to_the_same_weights(
     tmp_path: Path,
     tiny_model: Path,
@@ -97,6 +102,8 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
         assert (weight == expected[name]).all(), name
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_steps_are_those_of_eager_pytorch(
     tmp_path: Path, still_model: Path, write_data: Data
 ) -> None:
@@ -125,6 +132,8 @@ def test_steps_are_those_of_eager_pytorch(
         assert on_xla.metrics[name] == pytest.approx(eager.metrics[name], abs=1e-4)
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Data) -> None:
     same = {"data": write_data(20), "max_steps": 1, "lr": 1e-9}
     losses = []
@@ -137,8 +146,29 @@ def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Dat
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_cpu_cannot_be_asked_for_beside_torch_xla(tmp_path: Path, tiny_model: Path) -> None:
     from recipe.errors import HyperparameterError
 
     with pytest.raises(HyperparameterError, match="USE_TORCH_XLA=0"):
         Job(tmp_path, tiny_model, tmp_path, use_cpu=True).run()
+
+
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_processes_that_would_train_apart_do_not_start(
+    tmp_path: Path, tiny_model: Path, write_data: Callable[..., Path]
+) -> None:
+    job = Job(tmp_path, tiny_model, write_data(20), epochs=1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(CODE / "train.py"), *job.argv],
+        env={**os.environ, **job.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode != 0
+    assert "WORLD_SIZE is 2, but a sum over all processes has 1 term(s)" in done.stderr
+    assert not (tmp_path / "model").exists()

@@ -1,4 +1,4 @@
-"""Which names and shapes are taken for secrets, and which look-alikes are not."""
+"""Which names, shapes and known values are masked, and which look-alikes are not."""
 
 import re
 
@@ -6,40 +6,6 @@ import pytest
 
 from amphora.common import logs, secret_rules
 from tests.support.paths import ROOT
-
-NAMES = [
-    "HF_TOKEN", "hf_token", "hfToken", "HFToken", "HF_TOKEN_1", "HF_TOKEN_PROD", "hub_token",
-    "use_auth_token", "token", "TOKEN_ID", "apiToken", "api_token", "accessToken", "session_token",
-    "AWS_SESSION_TOKEN", "sas_token", "bot_token", "GH_TOKENS", "github_tokens", "apiTokens",
-    "GITHUB_PAT", "github.pat", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
-    "aws-secret-access-key", "secretAccessKey", "api-key", "api_keys", "apikey", "OPENAI_API_KEY",
-    "OPENAI_KEY", "openaiKey", "WANDB_API_KEY", "private_key", "private_key_pem",
-    "PRIVATE_KEY_B64", "license_key", "licenseKey", "ssh_key", "signing_key", "encryptionKey",
-    "storage_account_key", "account_key", "subscription_key", "hmac_key", "client.secret",
-    "clientSecret", "CLIENT_SECRET_2", "secrets", "db_password", "dbPassword", "DB_PASSWORD_NEW",
-    "DB_PWD", "DB_PASS", "smtp_pass", "passphrase", "sshPassphrase", "admin.passwd",
-    "root_password2", "credentials", "gcp_credentials_json", "proxy-authorization",
-    "AZURE_STORAGE_CONNECTION_STRING", "connectionString", "jwt", "auth_jwt", "apitoken",
-    "accesskey", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-]  # fmt: skip
-
-ORDINARY_NAMES = [
-    "max_new_tokens", "max_tokens", "min_new_tokens", "num_tokens", "batch_tokens",
-    "AMPHORA_BATCH_TOKENS", "stop_tokens", "special_tokens", "additional_special_tokens", "tokens",
-    "tokens_per_second", "flops_per_token", "tokenizer", "tokenizer_name",
-    "TOKENIZERS_PARALLELISM", "tokenization", "token_type_ids", "pad_token", "pad_token_id",
-    "eos_token", "eosToken", "eos_token_ids", "bos_token", "sep_token", "cls_token", "mask_token",
-    "unk_token", "image_token", "next_token", "decoder_start_token_id", "stop_token",
-    "new_token_count", "keep_first_token", "token_classification", "label_all_tokens", "key",
-    "key_column", "keyboard", "primary_key", "sort_key", "public_key", "label_key", "text_key",
-    "keys", "keypoints", "monkey", "password_column", "secret_name", "secret_arn", "secretary",
-    "secrets_manager_region", "PWD", "OLDPWD", "pwd_mode", "passage", "forward_pass", "num_passes",
-    "compass", "bypass", "author", "authors", "authority", "auth_mode", "credentials_file",
-    "private", "private_key_path", "path", "patience", "patch_size", "compatible", "connection",
-    "connection_timeout", "string_column", "headers", "signature", "license", "jwt_issuer",
-    "session_seconds", "access_mode", "api_version", "num_train_epochs", "learning_rate",
-    "label_column",
-]  # fmt: skip
 
 # Written in parts, so that scanners of repositories find no secret here.
 SHAPES = [
@@ -73,9 +39,62 @@ SHAPES = [
     "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n",
 ]  # fmt: skip
 
-NAMED = r"(?i)abcd-?1234|hunter2|wJalr|pem:"
 
-ORDINARY_TEXTS = [
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_known", [])
+
+
+def test_names_of_secrets() -> None:
+    names = [
+        "HF_TOKEN", "hf_token", "hfToken", "HFToken", "HF_TOKEN_1", "HF_TOKEN_PROD", "hub_token",
+        "use_auth_token", "token", "TOKEN_ID", "apiToken", "api_token", "accessToken", "session_token",
+        "AWS_SESSION_TOKEN", "sas_token", "bot_token", "GH_TOKENS", "github_tokens", "apiTokens",
+        "GITHUB_PAT", "github.pat", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID",
+        "aws-secret-access-key", "secretAccessKey", "api-key", "api_keys", "apikey", "OPENAI_API_KEY",
+        "OPENAI_KEY", "openaiKey", "WANDB_API_KEY", "private_key", "private_key_pem",
+        "PRIVATE_KEY_B64", "license_key", "licenseKey", "ssh_key", "signing_key", "encryptionKey",
+        "storage_account_key", "account_key", "subscription_key", "hmac_key", "client.secret",
+        "clientSecret", "CLIENT_SECRET_2", "secrets", "db_password", "dbPassword", "DB_PASSWORD_NEW",
+        "DB_PWD", "DB_PASS", "smtp_pass", "passphrase", "sshPassphrase", "admin.passwd",
+        "root_password2", "credentials", "gcp_credentials_json", "proxy-authorization",
+        "AZURE_STORAGE_CONNECTION_STRING", "connectionString", "jwt", "auth_jwt", "apitoken",
+        "accesskey", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    ]  # fmt: skip
+    assert [name for name in names if not secret_rules.is_secret_name(name)] == []
+
+
+def test_names_of_ordinary_things() -> None:
+    ordinary_names = [
+        "max_new_tokens", "max_tokens", "min_new_tokens", "num_tokens", "batch_tokens",
+        "AMPHORA_BATCH_TOKENS", "stop_tokens", "special_tokens", "additional_special_tokens", "tokens",
+        "tokens_per_second", "flops_per_token", "tokenizer", "tokenizer_name",
+        "TOKENIZERS_PARALLELISM", "tokenization", "token_type_ids", "pad_token", "pad_token_id",
+        "eos_token", "eosToken", "eos_token_ids", "bos_token", "sep_token", "cls_token", "mask_token",
+        "unk_token", "image_token", "next_token", "decoder_start_token_id", "stop_token",
+        "new_token_count", "keep_first_token", "token_classification", "label_all_tokens", "key",
+        "key_column", "keyboard", "primary_key", "sort_key", "public_key", "label_key", "text_key",
+        "keys", "keypoints", "monkey", "password_column", "secret_name", "secret_arn", "secretary",
+        "secrets_manager_region", "PWD", "OLDPWD", "pwd_mode", "passage", "forward_pass", "num_passes",
+        "compass", "bypass", "author", "authors", "authority", "auth_mode", "credentials_file",
+        "private", "private_key_path", "path", "patience", "patch_size", "compatible", "connection",
+        "connection_timeout", "string_column", "headers", "signature", "license", "jwt_issuer",
+        "session_seconds", "access_mode", "api_version", "num_train_epochs", "learning_rate",
+        "label_column",
+    ]  # fmt: skip
+    assert [name for name in ordinary_names if secret_rules.is_secret_name(name)] == []
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_shapes_are_masked(text: str) -> None:
+    masked = logs.mask(f"before {text} after\n")
+    assert logs.MASK in masked
+    assert masked.startswith("before ")
+    values = r"abcd1234|hunter2|s3cr3t|p%40ss|MIIEvQ|b3BlbnN|deadbeef|ghtoken"
+    assert not re.search(values, masked)
+
+
+@pytest.mark.parametrize("text", [
     "An input is '/etc/passwd': URLs and paths are not followed.",
     "commit 0123456789abcdef0123456789abcdef01234567", "sha256:" + "0123456789abcdef" * 4,
     "loss=0.5 tokens=1234", "max_new_tokens=512", "max_tokens: 4096", "--max_new_tokens 2048",
@@ -96,40 +115,16 @@ ORDINARY_TEXTS = [
     "eyJust a word", "a.b.c", "AKIA", "npm_config_cache", "local-rank", "glpat", "xoxo", "Asia/Tokyo",
     "patience=3333", "compatible: 12345", "ssh_port=2222", "connection_timeout=5000", "monkey=banana",
     "public_key: ssh-ed25519", "access_mode=readonly", "author=somebody", "2024-01-01 key value pairs",
-]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_known", [])
-
-
-def test_names_of_secrets() -> None:
-    assert [name for name in NAMES if not secret_rules.is_secret_name(name)] == []
-
-
-def test_names_of_ordinary_things() -> None:
-    assert [name for name in ORDINARY_NAMES if secret_rules.is_secret_name(name)] == []
-
-
-@pytest.mark.parametrize("text", SHAPES)
-def test_shapes_are_masked(text: str) -> None:
-    masked = logs.mask(f"before {text} after\n")
-    assert logs.MASK in masked
-    assert masked.startswith("before ")
-    values = r"abcd1234|hunter2|s3cr3t|p%40ss|MIIEvQ|b3BlbnN|deadbeef|ghtoken"
-    assert not re.search(values, masked)
-
-
-@pytest.mark.parametrize("text", ORDINARY_TEXTS)
+])  # fmt: skip
 def test_ordinary_text_stays(text: str) -> None:
     assert logs.mask(text) == text
     assert not secret_rules.is_secret_value(text)
 
 
 def test_values_of_secrets() -> None:
+    named = r"(?i)abcd-?1234|hunter2|wJalr|pem:"
     # The others follow a name, which may be prose.
-    shapes = [text for text in SHAPES if not re.search(NAMED, text)]
+    shapes = [text for text in SHAPES if not re.search(named, text)]
     assert [text for text in shapes if not secret_rules.is_secret_value(text)] == []
 
 
@@ -153,3 +148,31 @@ def test_both_packages_hold_the_same(ours: str, theirs: str) -> None:
 @pytest.mark.timeout(60)
 def test_a_long_line_is_masked_at_once(text: str) -> None:
     logs.mask(text)
+
+
+def test_a_known_value_is_masked_in_every_spelling() -> None:
+    logs.remember(['p"ss/wörd\n-second-line-'])
+    for text in ('p"ss/wörd', r"p\"ss/w\u00f6rd", "p%22ss%2Fw%C3%B6rd", "-second-line-"):
+        assert logs.mask(f"x {text} y") == f"x {logs.MASK} y", text
+
+
+def test_short_values_are_not_masked_everywhere() -> None:
+    logs.remember(["1234"])
+    assert logs.mask("step 1234") == "step 1234"
+
+
+def test_what_may_become_a_secret_is_held_back() -> None:
+    logs.remember(["s3cr3tvalue"])
+    assert logs.unfinished("a line with s3cr3t") == len("s3cr3t")
+    assert logs.unfinished("a line without") == 0
+
+
+def test_bytes_that_are_no_text_are_no_error() -> None:
+    logs.remember(["\udcff" * 8])
+
+
+@pytest.mark.parametrize("text", ["token s3cr3tvalue", "-----BEGIN PRIVATE KEY-----"])
+def test_a_mask_does_not_join_a_log_line_to_the_next(text: str) -> None:
+    logs.remember(["s3cr3tvalue\n"])  # A variable that was set from a file.
+    masked = logs.mask(f"{text}\n")
+    assert masked.endswith(f"{logs.MASK}\n") and masked == logs.mask(text) + "\n"

@@ -1,11 +1,24 @@
-"""Reading /opt/ml/input: what is accepted. test_errors.py has what is refused, and tests/contract how
-hyperparameters are decoded."""
+"""Reading /opt/ml/input, and SM_* and argv: equal to sagemaker-training 5.1.4 but for the differences
+that are listed. test_errors.py has what is refused, and tests/contract how hyperparameters are decoded."""
+
+import importlib.util
+import json
+import string
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
-from tests.support.job_tree import Tree
+from amphora.contract.sm_variables import sm_variables, to_arguments
+from tests.support.job_tree import Tree, clean_environ
+from tests.support.paths import ROOT
 
 
 def read(tree: Tree, **environ: str):
@@ -49,3 +62,192 @@ def test_a_log_level_that_python_cannot_convert_is_refused(tree: Tree) -> None:
     tree.configure({"sagemaker_container_log_level": "1" * 5000})
     with pytest.raises(ConfigError, match="sagemaker_container_log_level is '1111"):
         read(tree)
+
+
+CPU = devices.Devices(cpus=2, efa=False, reason="test")
+DISTRIBUTIONS = ["torch_distributed", "mpi", "pytorch_ddp", "distributed_dataparallel"]
+
+names = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=8).filter(
+    lambda name: name not in (".", "..")
+)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3)
+)
+# Each value JSON-encoded (SDK v2), or a raw string that is not JSON by itself (v3).
+raw_strings = texts.filter(lambda text: not _is_json(text))
+encoded = values.map(json.dumps) | raw_strings
+hosts = st.lists(st.integers(1, 20).map("algo-{}".format), min_size=1, max_size=4, unique=True)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[str, Any]:
+    names_of_hosts = draw(hosts)
+    hyperparameters = draw(st.dictionaries(names.map("x{}".format), encoded, max_size=5))
+    platform = draw(
+        st.fixed_dictionaries(
+            {"sagemaker_program": st.sampled_from(['"train.py"', '"run.sh"', "train.py"])},
+            optional={
+                "sagemaker_job_name": st.just('"job"'),
+                "sagemaker_container_log_level": st.sampled_from(["10", "20"]),
+                "sagemaker_submit_directory": st.just('"s3://bucket/sourcedir.tar.gz"'),
+                "sagemaker_region": st.just('"eu-west-1"'),
+                "_tuning_objective_metric": st.just("f1"),
+                **{
+                    f"sagemaker_{name}_enabled": st.sampled_from(["true", "false"])
+                    for name in DISTRIBUTIONS
+                },
+            },
+        )
+    )
+    resources: dict[str, Any] = {"current_host": names_of_hosts[0], "hosts": sorted(names_of_hosts)}
+    resources |= draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "network_interface_name": st.just("eth7"),
+                "current_instance_type": st.just("ml.m5.xlarge"),
+                "topology": st.just([{"hostName": "algo-1"}]),
+            },
+        )
+    )
+    if draw(st.booleans()):
+        cut = draw(st.integers(0, len(names_of_hosts)))
+        ordered = sorted(names_of_hosts)
+        groups = [("one", ordered[:cut]), ("two", ordered[cut:])]
+        resources["current_group_name"] = (
+            "one" if resources["current_host"] in ordered[:cut] else "two"
+        )
+        resources["instance_groups"] = [
+            {"instance_group_name": name, "instance_type": "ml.m5.xlarge", "hosts": members}
+            for name, members in groups
+            if members
+        ]
+    channels = draw(st.lists(names, max_size=3, unique=True))
+    return {
+        "hyperparameters": hyperparameters | platform,
+        "resourceconfig": resources,
+        "inputdataconfig": {name: {"TrainingInputMode": "File"} for name in channels},
+        "environ": draw(st.sampled_from([{}, {"TRAINING_JOB_NAME": "a-job"}])),
+    }
+
+
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, Callable[..., Any]]]:
+    """sagemaker-training itself, in a process of its own, asked about one tree again and again."""
+    if importlib.util.find_spec("sagemaker_training") is None:
+        pytest.skip("sagemaker-training is not installed here (it needs a C compiler)")
+    tree = Tree(tmp_path_factory.mktemp("job") / "ml").configure()
+    probe = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(ROOT / "tests" / "support" / "toolkit_probe.py")],
+        env=clean_environ(SAGEMAKER_BASE_DIR=str(tree.base), AWS_EC2_METADATA_DISABLED="true"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def ask(environ: dict[str, str]) -> Any:
+        assert probe.stdin and probe.stdout
+        probe.stdin.write(json.dumps({"environ": environ}) + "\n")
+        probe.stdin.flush()
+        return json.loads(probe.stdout.readline())
+
+    yield tree, ask
+    assert probe.stdin and probe.stdout
+    probe.stdin.close()
+    probe.wait(240)
+    probe.stdout.close()
+
+
+@settings(max_examples=60)
+@given(job=jobs())
+def test_equal_to_the_toolkit(
+    toolkit: tuple[Tree, Callable[..., Any]], job: dict[str, Any]
+) -> None:
+    def same_number(value: Any) -> Any:
+        if isinstance(value, list):
+            return [same_number(item) for item in value]
+        try:
+            return float(value)
+        except ValueError:
+            return value
+
+    def loosely(name: str, value: str) -> Any:
+        """A variable's value with the listed differences taken out."""
+        if name == "SM_USER_ARGS" or name.startswith("SM_HP_"):
+            return same_number(json.loads(value) if name == "SM_USER_ARGS" else value)
+        if name == "SM_TRAINING_ENV":
+            view = json.loads(value)
+            view.pop("is_modelparallel_enabled")
+            return view
+        return value
+
+    tree, ask = toolkit
+    for name in job["inputdataconfig"]:
+        tree.channel(name)
+    tree.configure(
+        **{key: job[key] for key in ("hyperparameters", "resourceconfig", "inputdataconfig")}
+    )
+    theirs = ask(job["environ"])
+    ours_job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **job["environ"]})
+    ours = sm_variables(ours_job, CPU, job["environ"])
+    for name, value in theirs["variables"].items():
+        assert loosely(name, ours[name]) == loosely(name, value), name
+    assert same_number(to_arguments(ours_job.arguments)) == same_number(theirs["argv"])
+
+
+def variables(tree: Tree, **environ: str) -> dict[str, str]:
+    return sm_variables(read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ}), CPU, environ)
+
+
+def test_the_differences_are_as_listed(tree: Tree) -> None:
+    groups = [{"instance_group_name": "g", "instance_type": "t", "hosts": ["b", "a"]}]
+    tree.configure(
+        {"version": "1.10", "mp_parameters": {"partitions": 2}},
+        resourceconfig={"current_host": "a", "hosts": ["b", "a"], "current_group_name": "g",
+                        "instance_groups": groups},
+    )  # fmt: skip
+    actual = variables(
+        tree,
+        SAGEMAKER_SUBMIT_DIRECTORY="/my/code",
+        SAGEMAKER_CONTAINER_LOG_LEVEL="30",
+        AWS_REGION="eu-north-1",
+    )
+    # A number that came as text keeps its spelling: 1.10 is not 1.1 to a version.
+    assert actual["SM_HP_VERSION"] == "1.10" and '"1.10"' in actual["SM_USER_ARGS"]
+    # The toolkit reads these two variables and drops them.
+    assert actual["SM_MODULE_DIR"] == "/my/code" and actual["SM_LOG_LEVEL"] == "30"
+    # Sorted, so that a host's index is its rank.
+    assert actual["SM_HOSTS"] == actual["SM_CURRENT_INSTANCE_GROUP_HOSTS"] == '["a","b"]'
+    assert json.loads(actual["SM_INSTANCE_GROUPS_DICT"])["g"]["hosts"] == ["a", "b"]
+    # The toolkit writes 'None', and asks boto3 for the region.
+    assert actual["SM_MODULE_NAME"] == "" and actual["SAGEMAKER_REGION"] == "eu-north-1"
+    # The toolkit reads this one from a variable that is not set yet.
+    assert json.loads(actual["SM_TRAINING_ENV"])["is_modelparallel_enabled"] is True
+
+
+def test_v3_names_and_channels_a_shell_can_export(tree: Tree) -> None:
+    tree.channel("my-data.v1").configure(inputdataconfig={"my-data.v1": {}})
+    actual = variables(tree)
+    path = str(tree.base / "input" / "data" / "my-data.v1")
+    assert actual["SM_CHANNEL_MY-DATA.V1"] == actual["SM_CHANNEL_MY_DATA_V1"] == path
+    assert actual["SM_INPUT_DATA_DIR"] == str(tree.base / "input" / "data")
+    assert actual["SM_OUTPUT_FAILURE"] == str(tree.base / "output" / "failure")
+    assert (actual["SM_HOST_COUNT"], actual["SM_CURRENT_HOST_RANK"]) == ("1", "0")
+    assert (actual["SM_MASTER_ADDR"], actual["SM_MASTER_PORT"]) == ("algo-1", "7777")
+    assert actual["MASTER_ADDR"] == "127.0.0.1"

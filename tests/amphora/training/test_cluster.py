@@ -21,7 +21,6 @@ from tests.support.until import until
 WAIT = 60.0
 # Two names of one machine: the first listens, the second is the other host.
 HOSTS = ("localhost", "127.0.0.1")
-STRANGER = "127.0.0.99"
 
 
 @pytest.fixture
@@ -79,7 +78,8 @@ def test_junk_closes_its_connection_and_nothing_else(first: Link, junk: bytes) -
 
 
 def test_other_addresses_are_refused(first: Link) -> None:
-    with connect(STRANGER) as connection:
+    stranger = "127.0.0.99"
+    with connect(stranger) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(Report(host="127.0.0.1", state="failed", reason="forged").line())
         assert is_closed(connection)
@@ -135,6 +135,9 @@ def test_each_name_has_to_be_found_once_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_connection_without_a_thread_does_not_end_the_talk(
     first: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def raising(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "_Peer", raising)
         with connect() as connection:
@@ -143,20 +146,15 @@ def test_a_connection_without_a_thread_does_not_end_the_talk(
     assert_meets(first)
 
 
-def raising(*_: object) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
-WORDS = st.dictionaries(
+
+
+@given(line=st.one_of(st.binary(max_size=400), st.dictionaries(
     st.sampled_from(["host", "state", "reason", "is_consequence", "command", "other"]),
     st.one_of(
         ATOMS, st.sampled_from(["127.0.0.1", "running", "failed", "done"]), st.lists(ATOMS, max_size=3)
     ),
-)  # fmt: skip
-
-
-@given(line=st.one_of(st.binary(max_size=400), WORDS.map(lambda word: json.dumps(word).encode())))
+).map(lambda word: json.dumps(word).encode())))  # fmt: skip
 @settings(max_examples=100)
 def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     try:

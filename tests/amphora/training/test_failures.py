@@ -248,7 +248,9 @@ RAISED = {
 }  # fmt: skip
 """Exceptions that end the script itself."""
 
-REMEDIES = {
+
+# The last line of a script's errors, and a part of the remedy.
+@pytest.mark.parametrize(("line", "remedy"), {
     "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.": "ran out of memory",
     "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'": "--shm-size",
     "OSError: [Errno 28] No space left on device": "volume_size",
@@ -269,11 +271,7 @@ REMEDIES = {
     "MemoryError: Unable to allocate 1.0 EiB": "larger instance",
     "torch.distributed.DistNetworkError: The client socket has timed out": "communication error",
     "KeyError: 'heartbeat'": "\n(exit code 1)",
-}  # fmt: skip
-"""The last line of a script's errors, and a part of the remedy."""
-
-
-@pytest.mark.parametrize(("line", "remedy"), REMEDIES.items())
+}.items())  # fmt: skip
 def test_an_exception_has_its_remedy(line: str, remedy: str, tmp_path: Path) -> None:
     tail = ["Traceback (most recent call last):", line]
     ended = failure.Ended(pid=1, is_script=False, exit_code=1, tail=tail)

@@ -288,13 +288,12 @@ def test_a_name_that_never_resolves(tree: Tree) -> None:
     assert tree.failure and "No address for nowhere.invalid within" in tree.failure
 
 
-def catches_sigterm(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
 def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
+    def catches_sigterm(pid: int) -> bool:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
     tree.configure(
         resourceconfig={"current_host": "algo-1", "hosts": ["algo-1", "nowhere.invalid"]}
     )

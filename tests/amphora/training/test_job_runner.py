@@ -1,6 +1,7 @@
 """`amphora train` on users' scripts: real processes, their exit codes and the failure file."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,8 +110,9 @@ def test_launchers_are_known_by_their_command_lines(command: str, is_launcher: b
     assert bool(process_tree._LAUNCHER.search(command)) == is_launcher
 
 
-# The stop arrives with the first instruction after its handler is there.
-STOPPED_AT_ONCE = """
+def test_a_stop_at_the_very_start_is_a_stop(scripted: Tree) -> None:
+    # The stop arrives with the first instruction after its handler is there.
+    stopped_at_once = """
 import contextlib, os, signal
 from amphora.cli import main
 from amphora.training.process_tree import Signals
@@ -123,10 +125,7 @@ def stopped():
 Signals.caught = stopped
 raise SystemExit(main())
 """
-
-
-def test_a_stop_at_the_very_start_is_a_stop(scripted: Tree) -> None:
-    scripted.command = lambda: [sys.executable, "-c", STOPPED_AT_ONCE, "train"]  # type: ignore[method-assign]
+    scripted.command = lambda: [sys.executable, "-c", stopped_at_once, "train"]  # type: ignore[method-assign]
     result = scripted.train()
     assert result.returncode == 143, result.stderr
     assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
@@ -196,3 +195,101 @@ def test_a_job_that_leaves_no_model_says_so(scripted: Tree) -> None:
     assert "there is no model" in scripted.script("").train().stderr
     scripted.script("import os; open(os.environ['SM_MODEL_DIR'] + '/model.pth', 'w').write('x')")
     assert "there is no model" not in scripted.train().stderr
+
+
+def test_another_sitecustomize_still_runs(scripted: Tree) -> None:
+    mark = "import builtins\nbuiltins.chained = True\n"
+    scripted.script(mark, "sitecustomize.py").script("print('chained', chained)")
+    assert "chained True" in scripted.train().stdout
+
+
+def test_lines_are_whole_also_where_python_is_told_not_to_buffer(scripted: Tree) -> None:
+    scripted.script("import sys\nprint(sys.stdout.line_buffering, sys.stdout.write_through)")
+    for unbuffered in ("", "1"):
+        assert "True False" in scripted.train(PYTHONUNBUFFERED=unbuffered).stdout
+
+
+def test_a_line_is_passed_on_when_it_is_written(scripted: Tree) -> None:
+    scripted.script("print('first')\nimport time; time.sleep(30)")
+    process = scripted.start()
+    assert process.stdout is not None
+    while "first" not in (line := process.stdout.readline()):
+        assert line, "it ended without a word"
+    process.terminate()
+    process.communicate(timeout=240)
+
+
+def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:
+    scripted.script(
+        "import sys\n"
+        "theirs = sys.excepthook\n"
+        "def hook(*error):\n    print('mine'); theirs(*error)\n"
+        "sys.excepthook = hook\n"
+        "raise LookupError('gone')"
+    )
+    assert "mine" in scripted.train().stdout
+    assert scripted.failure and scripted.failure.startswith("LookupError: gone")
+
+
+def test_what_a_process_without_the_hook_said_is_shown(scripted: Tree) -> None:
+    scripted.script(
+        "import subprocess, sys\n"
+        "sys.exit(subprocess.run([sys.executable, '-I', '-c', 'raise OverflowError(7)']).returncode)"
+    )
+    assert scripted.train().returncode == 1
+    assert scripted.failure and scripted.failure.startswith("The script ended with exit code 1")
+    assert "OverflowError: 7" in scripted.failure[:1024]
+
+
+def test_arguments_that_no_parser_of_the_script_takes_are_named(tree: Tree) -> None:
+    """A script that asks for known arguments drops the others without a word."""
+    parsers = """
+import argparse, sys
+first = argparse.ArgumentParser()
+first.add_argument("--learning-rate")
+_, rest = first.parse_known_args()
+second = argparse.ArgumentParser()
+second.add_argument("--epochs")
+second.parse_known_args({again})
+"""
+    given = {"learning_rate": "5e-5", "epochs": "2", "zzz": "1"}
+    tree.configure({"sagemaker_program": "script.py", **given})
+    for again in ("", "rest", "sys.argv[1:]"):
+        done = tree.script(parsers.format(again=again)).train()
+        assert done.returncode == 0
+        lines = [line for line in done.stderr.splitlines() if "no parser of the script" in line]
+        assert lines == [
+            "amphora: no parser of the script takes --learning_rate; it takes --learning-rate",
+            "amphora: no parser of the script takes --zzz",
+        ]
+    done = tree.script(parsers.format(again="") + "raise KeyError('gone')").train()
+    assert "no parser of the script" not in done.stderr
+    refused = tree.script(parsers.format(again="").replace("parse_known_args", "parse_args", 1))
+    assert "no parser of the script" not in refused.train().stderr
+
+
+@pytest.mark.heavy
+def test_several_processes_on_cpus_train_one_model(tree: Tree) -> None:
+    """Ranks begin with other weights and see other rows: alone, each would end with its own model."""
+    tree.configure(
+        {"sagemaker_program": "script.py", "sagemaker_torch_distributed_enabled": "true"}
+    ).script(
+        "import os, torch\n"
+        "from accelerate import Accelerator, PartialState\n"
+        "PartialState()  # as many scripts have it, for main_process_first()\n"
+        "accelerator = Accelerator()\n"
+        "torch.manual_seed(int(os.environ['RANK']))\n"
+        "model = accelerator.prepare(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    accelerator.backward(model(torch.randn(2, 4)).square().mean())\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "weights = [weight.tolist() for weight in model.parameters()]\n"
+        "print('world', accelerator.num_processes, weights)"
+    )
+    done = tree.train(
+        AMPHORA_NPROC_PER_NODE="3", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", USE_TORCH_XLA="0"
+    )
+    lines = re.findall(r"^world .*", done.stdout, re.MULTILINE)
+    assert len(lines) == 3 and len(set(lines)) == 1 and "world 3 " in lines[0], done.stderr

@@ -87,24 +87,23 @@ LAYOUTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def ran(command: list[str], tree: Tree, packages: Path) -> tuple[bool, list[str], bool]:
-    """Whether the job went well, what the script reported, and whether there is a success file."""
-    environ = tree.environment(
-        PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_DEPS="1", PIP_TARGET=str(packages),
-        SM_STUDIO_LOCAL_MODE="true", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true",
-        PYTHONPATH=str(packages),
-    )  # fmt: skip
-    result = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=240, check=False
-    )
-    reports = re.findall(r"^REPORT .*", result.stdout, re.MULTILINE)
-    assert reports, result.stdout + result.stderr
-    return result.returncode == 0, reports, (tree.base / "output" / "success").is_file()
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_run_as_the_toolkit_runs_it(name: str, tmp_path: Path) -> None:
+    def ran(command: list[str], tree: Tree, packages: Path) -> tuple[bool, list[str], bool]:
+        """Whether the job went well, what the script reported, and whether there is a success file."""
+        environ = tree.environment(
+            PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_DEPS="1", PIP_TARGET=str(packages),
+            SM_STUDIO_LOCAL_MODE="true", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true",
+            PYTHONPATH=str(packages),
+        )  # fmt: skip
+        result = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
+        reports = re.findall(r"^REPORT .*", result.stdout, re.MULTILINE)
+        assert reports, result.stdout + result.stderr
+        return result.returncode == 0, reports, (tree.base / "output" / "success").is_file()
+
     if importlib.util.find_spec("sagemaker_training") is None:
         pytest.skip("sagemaker-training is not installed here (it needs a C compiler)")
     toolkit = [sys.executable, "-c", "from sagemaker_training import trainer; trainer.train()"]

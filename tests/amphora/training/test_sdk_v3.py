@@ -328,34 +328,31 @@ class TestStart:
 
 
 _texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def is_a_number_spelled_otherwise(text: str) -> bool:
-    """Such as '1.10' and '1e2', which the driver turns into 1.1 and 100.0."""
-    again = decode(decode(text))
-    is_number = isinstance(again, (int, float)) and not isinstance(again, bool)
-    return is_number and json.dumps(again) not in (text, decode(text))
-
-
-@functools.cache
-def driver_utils() -> dict[str, Any]:
-    drivers = package("sagemaker-train", "1.27.0") / "train" / "container_drivers"
-    return runpy.run_path(str(drivers / "common" / "utils.py"))
 
 
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]([a-z_-]{0,8}[a-z])?", fullmatch=True),
-        _values.map(lambda value: value if isinstance(value, str) else json.dumps(value)),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts,
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+            max_leaves=5,
+        ).map(lambda value: value if isinstance(value, str) else json.dumps(value)),
         max_size=5,
     )
 )
 def test_arguments_are_the_drivers(tmp_path: Path, sent: dict[str, str]) -> None:
+    @functools.cache
+    def driver_utils() -> dict[str, Any]:
+        drivers = package("sagemaker-train", "1.27.0") / "train" / "container_drivers"
+        return runpy.run_path(str(drivers / "common" / "utils.py"))
+
+    def is_a_number_spelled_otherwise(text: str) -> bool:
+        """Such as '1.10' and '1e2', which the driver turns into 1.1 and 100.0."""
+        again = decode(decode(text))
+        is_number = isinstance(again, (int, float)) and not isinstance(again, bool)
+        return is_number and json.dumps(again) not in (text, decode(text))
+
     assume(not any(map(is_a_number_spelled_otherwise, sent.values())))
     driver = driver_utils()
     Tree(tmp_path).configure(sent)

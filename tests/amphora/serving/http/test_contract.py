@@ -14,15 +14,6 @@ import pytest
 from tests.support.servers import ECHO, SERVE, Running, Start, write_code
 from tests.support.until import until
 
-# Loaded when the test says so.
-SLOW_LOAD = ECHO.replace(
-    'return {"answer": 42}',
-    """import os, time
-        while not os.path.exists(os.environ["LOADED"]):
-            time.sleep(0.01)
-        return {"answer": 42}""",
-)
-
 
 def error_of(response: httpx.Response) -> dict[str, str]:
     error: dict[str, str] = response.json()["error"]
@@ -34,7 +25,15 @@ def error_of(response: httpx.Response) -> dict[str, str]:
 def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     start: Start, tmp_path: Path
 ) -> None:
-    server = start(SLOW_LOAD, LOADED=str(tmp_path / "loaded"))
+    # Loaded when the test says so.
+    slow_load = ECHO.replace(
+        'return {"answer": 42}',
+        """import os, time
+        while not os.path.exists(os.environ["LOADED"]):
+            time.sleep(0.01)
+        return {"answer": 42}""",
+    )
+    server = start(slow_load, LOADED=str(tmp_path / "loaded"))
     assert until(server.ping) == 503
     early = server.invoke([1])
     assert (early.status_code, error_of(early)["code"]) == (503, "not_ready")
@@ -48,7 +47,8 @@ def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     assert server.log.count(reported) == 1, server.log
 
 
-USER_CODE = """
+def test_each_fault_has_its_status_and_code(shared: Start) -> None:
+    user_code = """
     import json
 
     def model_fn(model_dir):
@@ -74,12 +74,9 @@ USER_CODE = """
                 status_code = 406
             raise NotAcceptable(f"no {accept} here")
         return prediction
-"""
-
-
-def test_each_fault_has_its_status_and_code(shared: Start) -> None:
+    """
     server = shared(
-        USER_CODE, SAGEMAKER_MAX_PAYLOAD_IN_MB="1", SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv"
+        user_code, SAGEMAKER_MAX_PAYLOAD_IN_MB="1", SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv"
     ).ready()
 
     def endless() -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import time
 from pathlib import Path
 
 import httpx
@@ -16,6 +17,8 @@ from websockets.sync.client import ClientConnection, connect
 from amphora.common import devices
 from amphora.serving import settings
 from amphora.serving.http.server import Front
+from amphora.serving.pool.sessions import Session, SessionGone, Sessions
+from amphora.serving.protocol.media_types import Fault
 from tests.support.servers import (
     COUNTING,
     ECHO,
@@ -187,7 +190,9 @@ def test_a_websocket_gets_a_stream_chunk_by_chunk(shared: Start) -> None:
         assert [socket.recv() for _ in range(3)] == ["word0 ", "word1 ", "word2 "]
 
 
-ROUTES = """
+def test_a_websocket_may_have_the_path_of_a_clients_route(shared: Start) -> None:
+    """SageMaker's ModelInvocationPath names it."""
+    routes = """
 import json
 def model_fn(model_dir):
     return None
@@ -196,11 +201,7 @@ def describe_fn(model_dir, model):
 def transform_fn(model, body, content_type, accept, context):
     return json.dumps({"path": context.path, "body": json.loads(body)}), "application/json"
 """
-
-
-def test_a_websocket_may_have_the_path_of_a_clients_route(shared: Start) -> None:
-    """SageMaker's ModelInvocationPath names it."""
-    server = shared(ROUTES).ready()
+    server = shared(routes).ready()
     for path in ("/v1/embeddings", "/openai/v1/embeddings"):
         with duplex(server, path) as socket:
             socket.send('{"input": "a"}')
@@ -253,3 +254,40 @@ def test_the_page_that_is_off_says_how_to_show_it(tmp_path: Path) -> None:
     assert refused.status_code == 405, "it is there for POST alone"
     message = refused.json()["error"]["message"]
     assert message == "The page is off here. Set AMPHORA_UI=1 to show it."
+
+
+def opened(sessions: Sessions, workers: list[int]) -> Session:
+    session = sessions.find("NEW_SESSION", workers)
+    assert session is not None
+    return session
+
+
+def test_new_sessions_spread_and_are_bounded() -> None:
+    sessions = Sessions(600, most=4)
+    made = [opened(sessions, [1, 2]) for _ in range(4)]
+    assert sorted(session.worker for session in made) == [1, 1, 2, 2]
+    with pytest.raises(Fault, match="4 sessions are open") as refused:
+        opened(sessions, [1, 2])
+    assert refused.value.status == 503
+    sessions.lose(1)
+    assert len(sessions) == 2
+    for session in made:
+        if session.worker == 2:
+            assert sessions.find(session.id, [2]) is session
+    assert [opened(sessions, [2, 3]).worker for _ in range(2)] == [3, 3]
+
+
+def test_sessions_end_in_the_order_of_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    sessions = Sessions(10, most=100)
+    first, second = opened(sessions, [1]), opened(sessions, [1])
+    now += 5
+    sessions.find(first.id, [1])
+    now += 6
+    assert sessions.expired() == [second]
+    assert len(sessions) == 1
+    with pytest.raises(SessionGone):
+        sessions.find(second.id, [1])
+    now += 10
+    assert sessions.expired() == [first]

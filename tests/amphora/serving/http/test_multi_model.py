@@ -1,10 +1,16 @@
 """The multi-model API: who may manage models and how, and which model answers a request."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -287,3 +293,56 @@ def test_the_only_loaded_model_answers_without_a_name(server: Running, tmp_path:
     lost = server.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
     assert lost.status_code == 404
     assert server.http.delete("/models/one").status_code == 200
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Running]:
+    """A multi-model server that finds itself in a container of 1 GiB."""
+    group = GROUPS / f"amphora-test-{uuid.uuid4().hex}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(1024 * MIB))
+    inside = (
+        f"echo $$ > {group}/tasks && mount --bind {group} {GROUPS} && exec {sys.executable}"
+        " -m amphora serve"
+    )
+    command = [str(shutil.which("unshare")), "--mount", "sh", "-c", inside]
+    with Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}, command) as server:
+        yield server
+    # A group can be removed when its last process is gone.
+    subprocess.run(
+        ["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True
+    )
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access(GROUPS / "memory.limit_in_bytes", os.W_OK),
+    reason="needs root and control groups of version 1",
+)
+def test_507_where_the_limit_is_reached_and_nothing_is_unloaded_unasked(
+    limited: Running, tmp_path: Path
+) -> None:
+    large = NAMED.replace(
+        "def model_fn(model_dir):", f"def model_fn(model_dir, kept=b'x' * {300 * MIB}):"
+    )
+    http = limited.ready().http
+
+    def load(name: str) -> httpx.Response:
+        url = str(tmp_path / "models" / name)
+        return http.post("/models", json={"model_name": name, "url": url})
+
+    for name in "abc":
+        write_model(tmp_path / "models" / name, large)
+    assert [load(name).status_code for name in "ab"] == [200, 200]
+    refused = load("c")
+    assert fault(refused) == (507, "out_of_memory")
+    assert "of memory" in refused.json()["error"]["message"]
+    for name in "ab":
+        assert http.post(f"/models/{name}/invoke", json=1).json() == [name, 1]
+    assert http.delete("/models/a").status_code == 200
+    assert load("c").status_code == 200
+    assert http.post("/models/c/invoke", json=2).json() == ["c", 2]

@@ -1,10 +1,12 @@
-"""Clients that are slow, greedy, gone, or do not speak HTTP, on real sockets."""
+"""Clients that are slow, greedy, gone, or do not speak HTTP, on real sockets; and bodies: compressed, in
+many charsets, too large, announced by Expect."""
 
 import contextlib
 import json
 import socket
 import struct
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,93 @@ def test_a_server_out_of_files_answers_again_once_some_are_free(start: Start) ->
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
     until(lambda: server.ping() == 200)
     assert server.invoke([1]).status_code == 200
+
+
+LIMIT = 200_000
+
+
+@pytest.fixture(scope="module")
+def echo(shared: Start) -> Running:
+    """Echoes what its handlers were given, and as what."""
+    code = """
+    import json
+
+    def model_fn(model_dir):
+        return None
+
+    def input_fn(body, content_type):
+        return {"body": body if isinstance(body, str) else body.decode("latin-1"),
+                "kind": type(body).__name__}
+
+    def predict_fn(data, model):
+        return data
+    """
+    code = code.rstrip() + "\n\n" + ECHO[ECHO.index("    def output_fn") :]
+    return shared(code, SAGEMAKER_MAX_PAYLOAD_IN_MB=str(LIMIT / 2**20)).ready()
+
+
+def test_a_compressed_body_is_415(echo: Running) -> None:
+    for coding, status in (("identity", 200), ("gzip", 415), ("br, gzip", 415)):
+        headers = {"content-encoding": coding, "content-type": "application/json"}
+        answer = echo.http.post("/invocations", content=b"1", headers=headers)
+        assert answer.status_code == status
+    assert answer.headers["accept-encoding"] == "identity"
+    assert "without compression" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "charset", ["utf-8", "latin-1", "ISO-8859-1", '"utf-16"', "utf-16-le", "cp1252"]
+)
+def test_text_is_decoded_from_its_charset(echo: Running, charset: str) -> None:
+    body = '{"text": "größer"}'
+    answer = echo.http.post(
+        "/invocations",
+        content=body.encode(charset.strip('"')),
+        headers={"content-type": f"application/json; charset={charset}"},
+    )
+    assert answer.json() == {"body": body, "kind": "str"}
+
+
+@pytest.mark.parametrize("charset", ["klingon", "hex", "rot13", "zip", "idna", "unicode_escape"])
+def test_an_unknown_charset_is_415(echo: Running, charset: str) -> None:
+    headers = {"content-type": f"text/csv; charset={charset}"}
+    answer = echo.http.post("/invocations", content=b"61", headers=headers)
+    assert answer.status_code == 415
+    assert charset in answer.json()["error"]["message"]
+
+
+def test_bytes_that_are_not_of_their_charset_are_400(echo: Running) -> None:
+    headers = {"content-type": "application/json; charset=utf-16"}
+    assert echo.http.post("/invocations", content=b"abc", headers=headers).status_code == 400
+
+
+def test_an_announced_body_is_asked_for_or_refused_before_it_is_sent(echo: Running) -> None:
+    def first_line(length: int, path: str = "/invocations") -> bytes:
+        with socket.create_connection(("127.0.0.1", echo.port), timeout=240) as sock:
+            sock.sendall(
+                b"POST %s HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                % (path.encode(), length)
+            )
+            return sock.recv(65536).partition(b"\r\n")[0]
+
+    assert first_line(LIMIT) == b"HTTP/1.1 100 Continue"
+    assert first_line(LIMIT + 1) == b"HTTP/1.1 413 Request Entity Too Large"
+    assert first_line(9, "/nowhere") == b"HTTP/1.1 404 Not Found"
+
+
+@pytest.mark.parametrize("path", ["/ping", "/invocations", "/metrics", "//evil.test", "/a/"])
+def test_nothing_redirects_to_what_host_says(echo: Running, path: str) -> None:
+    for slashed in (path, f"{path}/"):
+        connection = HTTPConnection("127.0.0.1", echo.port, timeout=240)
+        method = "POST" if "invocations" in path else "GET"
+        headers = {"host": "evil.test", "content-type": "application/json"}
+        connection.request(method, slashed, body="1" if method == "POST" else None, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        expected = 200 if path in ("/ping", "/invocations") or slashed == "/metrics" else 404
+        assert answer.status == expected
+        assert answer.getheader("location") is None
+        if expected == 404:
+            assert json.loads(text)["error"]["code"] == "not_found"

@@ -184,18 +184,17 @@ def test_a_client_that_goes_while_it_sends_leaves_a_line_and_no_traceback(shared
 
 
 def test_workers_end_when_the_front_is_killed(start: Start) -> None:
+    def runs(pid: int) -> bool:
+        try:
+            return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
     workers = server.wait_for_workers(2)
     server.process.kill()
     server.process.wait()
-    until(lambda: not any(map(_runs, workers)))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    until(lambda: not any(map(runs, workers)))
 
 
 def test_workers_of_code_that_imports_arrow_share_the_model(start: Start) -> None:

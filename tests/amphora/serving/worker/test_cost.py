@@ -16,39 +16,13 @@ from tests.support.serving_kit import save
 from tests.support.worker_front import Front
 
 pytestmark = pytest.mark.heavy
-# A neighbour's short request waits for no more work of the worker than this. CPU time, since
-# other processes share the machine; they slow its caches down, so a request may try again.
-NEIGHBOUR_CPU_SECONDS = 1.0
-TRIES = 3
-MEMORY_KIB = 1 << 20
 # Clients that give up: what is accepted may be long.
 PATIENCE = 0.7
-EXAMPLES = 12
-"""Of each task; the same ones in each run."""
 
-WHOLE = st.sampled_from([0, 1, 2, 7, 8, 41, 43, 45, 46, 48, 1000, 30_522, 10**6, 2**31, 2**70])
-NUMBER = st.sampled_from([-1, 0, 1e-38, 0.5, 1, 2, 1e38])
-FLAG = st.booleans()
 TEXT = st.builds(lambda word, n: word * n, st.sampled_from(["a", "{}", "{0}", "film "]),
                  st.sampled_from([0, 1, 5000, 90_000]))  # fmt: skip
 NAMES = st.builds(lambda word, n: [f"{word}{k}" for k in range(n)],
                   st.sampled_from(["a", "good ", "x" * 300]), st.sampled_from([1, 30, 3000]))  # fmt: skip
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(
-        ["top_k", "stride", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
-         "max_length", "max_new_tokens", "min_new_tokens", "min_length", "num_beams",
-         "num_return_sequences", "no_repeat_ngram_size", "truncate", "truncate_dim", "seed"], WHOLE),
-    **dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "length_penalty"], NUMBER),
-    **dict.fromkeys(
-        ["truncation", "padding", "return_all_scores", "align_to_words", "multi_label", "normalize",
-         "handle_impossible_answer", "do_sample", "early_stopping", "details",
-         "return_full_text", "clean_up_tokenization_spaces"], FLAG),
-    **dict.fromkeys(["prefix", "hypothesis_template"], TEXT),
-    **dict.fromkeys(["candidate_labels", "targets", "ignore_labels", "stop"], NAMES),
-    "aggregation_strategy": st.sampled_from(["none", "simple", "first", "average", "max"]),
-    "function_to_apply": st.sampled_from(["sigmoid", "softmax", "none"]),
-    "threshold": NUMBER,
-}  # fmt: skip
 WRITING = ["max_new_tokens", "min_new_tokens", "num_beams", "do_sample", "temperature",
            "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences",
            "length_penalty", "seed"]  # fmt: skip
@@ -100,15 +74,6 @@ class Body(dict[str, Any]):
 
     def __repr__(self) -> str:
         return str(dict(self))[:300]
-
-
-def bodies(task: str) -> st.SearchStrategy[Body]:
-    names = TASKS[task][3]
-    some = st.fixed_dictionaries({}, optional={name: VALUES[name] for name in names})
-    if task == "zero-shot":
-        needed = {"candidate_labels": NAMES}
-        some = st.fixed_dictionaries(needed, optional={name: VALUES[name] for name in names[1:]})
-    return st.builds(lambda value, given: Body(inputs=value, parameters=given), inputs(task), some)
 
 
 SHORT: dict[str, Any] = {
@@ -173,6 +138,45 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """The image's handlers, over a worker's socket; the worker is a thread here."""
+    flag = st.booleans()
+    number = st.sampled_from([-1, 0, 1e-38, 0.5, 1, 2, 1e38])
+    whole = st.sampled_from([0, 1, 2, 7, 8, 41, 43, 45, 46, 48, 1000, 30_522, 10**6, 2**31, 2**70])
+    values: dict[str, st.SearchStrategy[Any]] = {
+        **dict.fromkeys(
+            ["top_k", "stride", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
+             "max_length", "max_new_tokens", "min_new_tokens", "min_length", "num_beams",
+             "num_return_sequences", "no_repeat_ngram_size", "truncate", "truncate_dim", "seed"], whole),
+        **dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "length_penalty"], number),
+        **dict.fromkeys(
+            ["truncation", "padding", "return_all_scores", "align_to_words", "multi_label", "normalize",
+             "handle_impossible_answer", "do_sample", "early_stopping", "details",
+             "return_full_text", "clean_up_tokenization_spaces"], flag),
+        **dict.fromkeys(["prefix", "hypothesis_template"], TEXT),
+        **dict.fromkeys(["candidate_labels", "targets", "ignore_labels", "stop"], NAMES),
+        "aggregation_strategy": st.sampled_from(["none", "simple", "first", "average", "max"]),
+        "function_to_apply": st.sampled_from(["sigmoid", "softmax", "none"]),
+        "threshold": number,
+    }  # fmt: skip
+
+    def bodies(task: str) -> st.SearchStrategy[Body]:
+        names = TASKS[task][3]
+        some = st.fixed_dictionaries({}, optional={name: values[name] for name in names})
+        if task == "zero-shot":
+            needed = {"candidate_labels": NAMES}
+            some = st.fixed_dictionaries(
+                needed, optional={name: values[name] for name in names[1:]}
+            )
+        return st.builds(
+            lambda value, given: Body(inputs=value, parameters=given), inputs(task), some
+        )
+
+    # Of each task; the same ones in each run.
+    examples = 12
+    memory_kib = 1 << 20
+    tries = 3
+    # A neighbour's short request waits for no more work of the worker than this. CPU time, since
+    # other processes share the machine; they slow its caches down, so a request may try again.
+    neighbour_cpu_seconds = 1.0
     kind, config, named, _ = TASKS[task]
     for name, value in ({**IN_FLOAT32} | ({"HF_TASK": named} if named else {})).items():
         monkeypatch.setenv(name, value)
@@ -184,24 +188,24 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
     with Front(tmp_path, None, batch_size=32, batch_tokens=16384) as front:
         probe = Probe(front, task)
 
-        @settings(max_examples=EXAMPLES)
+        @settings(max_examples=examples)
         @given(body=bodies(task))
         def check(body: Body) -> None:
             sent = json.dumps(body).encode()
             before = _kib("VmRSS:")
             Path("/proc/self/clear_refs").write_text("5")
             longest = float("inf")
-            for _ in range(TRIES):
+            for _ in range(tries):
                 status, waited = probe.ask(sent)
                 longest = min(longest, waited)
                 seen.add(status)
-                if longest < NEIGHBOUR_CPU_SECONDS:
+                if longest < neighbour_cpu_seconds:
                     break
             about = f"{str(body['parameters'])[:300]}, {str(body['inputs'])[:80]}: {status}"
             assert status in (0, 200, 400, 413), about
-            assert longest < NEIGHBOUR_CPU_SECONDS, f"a neighbour waited for {longest} s: {about}"
+            assert longest < neighbour_cpu_seconds, f"a neighbour waited for {longest} s: {about}"
             more = _kib("VmHWM:") - before
-            assert more < MEMORY_KIB, f"{more} KiB more: {about}"
+            assert more < memory_kib, f"{more} KiB more: {about}"
 
         check()
     assert seen & {0, 200}, "none was accepted"

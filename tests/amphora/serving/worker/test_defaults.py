@@ -1,4 +1,5 @@
-"""What a user's file may leave out, take for granted and shadow."""
+"""What a user's file may leave out, take for granted and shadow; code that is fetched, and requirements
+that are installed before the model is loaded."""
 
 import functools
 import json
@@ -6,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,10 @@ from amphora.serving.settings import ServerSettings
 from amphora.serving.worker import handlers
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import ModelRunner
+from tests.support.code_archives import AWS, archive
+from tests.support.package_indexes import wheel
 from tests.support.paths import CODE
-from tests.support.servers import Start
+from tests.support.servers import ECHO, Start
 from tests.support.worker_front import JSON, ask, load_runner, write_code
 
 Load = Callable[..., ModelRunner]
@@ -76,19 +78,17 @@ def test_the_model_and_the_file_decide(
     assert ask(loaded, b"[1, 2]")[0] == expected
 
 
-BERT = (
-    "import torch, transformers\n"
-    "def model_fn(model_dir):\n"
-    "  torch.manual_seed(0)\n"
-    "  sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
-    "  return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()\n"
-)
-
-
 def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"{BERT}def call(model, data): return model(data)\n"
+    bert = (
+        "import torch, transformers\n"
+        "def model_fn(model_dir):\n"
+        "  torch.manual_seed(0)\n"
+        "  sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
+        "  return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()\n"
+    )
+    code = f"{bert}def call(model, data): return model(data)\n"
     code += "def predict_fn(data, model): return call(model, data).logits"
     with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch makes a tensor") as caught:
         ask(load(code), b"[[1, 2, 3]]")
@@ -215,19 +215,17 @@ def test_a_task_whose_pipeline_transformers_has_dropped(
     assert named["answer"] == requested["context"][named["start"] : named["end"]]
 
 
-SHADOWING = """
+def test_a_users_modules_are_its_own_and_the_images_still_serve(tmp_path: Path) -> None:
+    """In a process of its own: modules of these names are loaded here already."""
+    shadowing = """
     import check, train, utils
     def model_fn(model_dir):
         return None
     def predict_fn(data, model):
         return [check.MINE, train.MINE, utils.MINE]
-"""
-
-
-def test_a_users_modules_are_its_own_and_the_images_still_serve(tmp_path: Path) -> None:
-    """In a process of its own: modules of these names are loaded here already."""
+    """
     local = {f"code/{name}.py": f"MINE = {name!r}" for name in ("check", "train", "utils")}
-    model = write_code(tmp_path / "model", {"code/inference.py": SHADOWING, **local})
+    model = write_code(tmp_path / "model", {"code/inference.py": shadowing, **local})
     script = f"""
 import importlib.util, pathlib, sys
 from tests.support import worker_front
@@ -249,7 +247,8 @@ print(importlib.util.find_spec("defaults"))
     assert "has a module 'recipe', which hides the image's package" in run().stderr
 
 
-CONTEXT = """
+def test_context_has_what_the_servers_of_aws_offer(start: Start, tmp_path: Path) -> None:
+    context = """
     def model_fn(model_dir, context):
         assert context._system_properties == context.system_properties
         return [context.system_properties["model_dir"] == model_dir, context.model_name]
@@ -281,11 +280,8 @@ CONTEXT = """
             "said": [context.get_response_status(0), context.get_response_content_type(0),
                      processor.get_response_header("X-THREE")],
         }
-"""
-
-
-def test_context_has_what_the_servers_of_aws_offer(start: Start, tmp_path: Path) -> None:
-    server = start(CONTEXT).ready()
+    """
+    server = start(context).ready()
     answered = server.invoke({}, **{"X-Mine": "yes"})
     value = answered.json()
     assert value["model"] == [True, "model"]
@@ -306,7 +302,9 @@ def test_context_has_what_the_servers_of_aws_offer(start: Start, tmp_path: Path)
         Context("id", {}, settings).set_response_status(42)
 
 
-TENSOR = """
+def test_a_tensor_over_http(start: Start) -> None:
+    """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
+    tensor = """
     import torch
 
     def model_fn(model_dir):
@@ -314,12 +312,8 @@ TENSOR = """
 
     def predict_fn(data, model):
         return model(data).to(torch.bfloat16)
-"""
-
-
-def test_a_tensor_over_http(start: Start) -> None:
-    """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
-    server = start(TENSOR).ready()
+    """
+    server = start(tensor).ready()
     reported = server.invoke([[1, 2], [3, 4]])
     assert reported.status_code == 200
     assert [len(row) for row in reported.json()] == [3, 3]
@@ -425,27 +419,18 @@ def test_pip_ends_where_it_is_not_waited_for() -> None:
         assert code._pip.wait(240) == -signal.SIGKILL
 
 
-def archive(path: Path, *names: str) -> str:
-    with tarfile.open(path, "w:gz") as packed:
-        for name in names:
-            source = path.with_suffix(".src")
-            source.write_text("X = 1")
-            packed.add(source, name)
-    return str(path)
-
-
 def test_the_model_archive_as_submit_directory(
     provision: Callable[..., Path], tmp_path: Path
 ) -> None:
     local = tmp_path / "model" / "code"
     # SageMaker has unpacked it: nothing is fetched (there is no S3 here).
     assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == local
-    path = archive(tmp_path / "other.tar.gz", "config.json", "code/mine.py")
+    path = str(archive(tmp_path / "other.tar.gz", ("config.json", ""), ("code/mine.py", "")))
     actual = provision(path, program="mine.py")
     assert (actual / "mine.py").is_file()
     assert actual.name == "code"
     assert actual != local
-    path = archive(tmp_path / "sourcedir.tar.gz", "mine.py", "code/mine.py")
+    path = str(archive(tmp_path / "sourcedir.tar.gz", ("mine.py", ""), ("code/mine.py", "")))
     assert (provision(path, program="mine.py") / "code").is_dir()
 
 
@@ -464,7 +449,61 @@ def test_a_prefix_of_models_as_submit_directory(
 def test_a_models_own_code_comes_before_what_all_models_share(
     provision: Callable[..., Path], tmp_path: Path
 ) -> None:
-    shared = archive(tmp_path / "sourcedir.tar.gz", "inference.py")
+    shared = str(archive(tmp_path / "sourcedir.tar.gz", ("inference.py", "")))
     assert provision(shared, multi=True) != tmp_path / "model" / "code"
     assert provision(shared, multi=True, code="X = 2") == tmp_path / "model" / "code"
     assert provision(shared) != tmp_path / "model" / "code"
+
+
+def test_requirements_are_installed_before_the_model_is_loaded(
+    start: Start, tmp_path: Path, target: dict[str, str]
+) -> None:
+    code = tmp_path / "model" / "code"
+    code.mkdir(parents=True)
+    wheel(code, "amphora_probe")
+    server = start(
+        "import amphora_probe\n"
+        + ECHO.replace("42", "amphora_probe.VALUE").replace("\n    ", "\n"),
+        files={"requirements.txt": "--no-index\n--find-links .\namphora-probe==1.0\n"},
+        **target,
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "installed"
+
+
+@pytest.mark.parametrize(
+    ("requirements", "words"),
+    [
+        ("not-there-at-all==9", ["cannot be installed (pip's exit code 1)", "not-there-at-all==9"]),
+        (
+            "transformers==1.0",
+            ["replaced transformers 5.", "by 1.0", "Leave transformers out, or build the image"],
+        ),
+    ],
+)
+def test_requirements_that_cannot_be_end_the_server_with_the_reason(
+    start: Start, tmp_path: Path, target: dict[str, str], requirements: str, words: list[str]
+) -> None:
+    code = tmp_path / "model" / "code"
+    code.mkdir(parents=True)
+    wheel(code, "transformers")
+    files = {"requirements.txt": f"--no-index\n--find-links .\n{requirements}\n"}
+    server = start(files=files, **target)
+    assert server.process.wait(240) == 2
+    last = server.log.splitlines()[-1]
+    for word in words:
+        assert word in last
+
+
+@pytest.mark.heavy
+def test_code_is_fetched_from_s3(
+    start: Start, tmp_path: Path, bucket: Callable[[Path], str]
+) -> None:
+    code = ECHO.replace("\n    ", "\n").replace("42", "'from S3'")
+    url = bucket(archive(tmp_path / "sourcedir.tar.gz", ("mine.py", code)))
+    server = start(
+        SAGEMAKER_SUBMIT_DIRECTORY="s3://code/job/sourcedir.tar.gz",
+        SAGEMAKER_PROGRAM="mine.py",
+        S3_ENDPOINT_URL=url,
+        **AWS,
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "from S3"

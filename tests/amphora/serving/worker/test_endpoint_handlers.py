@@ -20,7 +20,7 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker import handlers, runner
 from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
-from tests.support.toolkit_questions import picture
+from tests.support.toolkit_files import picture
 from tests.support.worker_front import JSON, ask, load_runner, write_code
 
 DEVICES = Devices(reason="", cpus=1, efa=False)
