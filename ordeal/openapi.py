@@ -47,8 +47,6 @@ _BODIES: dict[str, Schema] = {
     routes.RESPONSES: _object({"input": {"anyOf": [_TEXT, {"type": "array"}]}}, model=_TEXT),
     **dict.fromkeys((routes.SCORE, routes.SCORE_1), _object({"text_1": _TEXTS, "text_2": _TEXTS})),
     routes.EMBED: _object({"inputs": _INPUTS}),
-    routes.EMBED_ALL: _object({"inputs": _INPUTS}),
-    routes.EMBED_SPARSE: _object({"inputs": _INPUTS}),
     routes.RERANK: _object({"query": _TEXT, "texts": _TEXTS}),
     routes.PREDICT: _object({"inputs": {"anyOf": [_TEXT, {"type": "array", "minItems": 1}]}}),
     routes.SIMILARITY: _object({"inputs": _SENTENCES}),

@@ -2,15 +2,16 @@
 
 Data: JSON Lines in the channel `train`, each with `anchor`, `positive` and maybe `negative`. The
 model is one that the library has saved, or an encoder: for `sparse` one with a head of masked
-tokens. `amphora serve` answers /embed_sparse or /embed_all with what it saves. Start it as any
-script (script_*.py --source-dir examples/retrieval --entry-point train_encoder.py), on several
-processes with --torchrun.
+tokens. It is saved with inference.py, by which `amphora serve` serves it. Start it as any script
+(script_*.py --source-dir examples/retrieval --entry-point train_encoder.py), on several processes
+with --torchrun.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,10 @@ def main() -> None:
     last = get_last_checkpoint(str(CHECKPOINTS)) if CHECKPOINTS.is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     if trainer.is_world_process_zero():
-        model.save_pretrained(os.environ["SM_MODEL_DIR"])
+        folder = Path(os.environ["SM_MODEL_DIR"])
+        model.save_pretrained(str(folder))
+        (folder / "code").mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("inference.py"), folder / "code")
 
 
 if __name__ == "__main__":

@@ -18,11 +18,6 @@ from recipe.storage import checksums
 from recipe.task_table import SERVED, resolve
 
 FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
-_OF_SENTENCES = {
-    "SentenceTransformer": FEATURES,
-    **{row.options["kind"]: name for name, row in SERVED.items() if "kind" in row.options},
-}
-"""The task of each kind of model of sentence-transformers, except cross-encoders."""
 _SYNONYMS = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
@@ -98,17 +93,9 @@ def task_of(origin: Origin) -> str:
     """Return the task of a model's class. Raise ModelError if no task uses it: without its head,
     the model's answers would not be what it was trained for."""
     modules = [] if origin.adapter else origin.sentence_modules
-    library = ""
-    if modules:
-        library = str(origin.sentence_settings.get("model_type") or "SentenceTransformer")
-    if library in _OF_SENTENCES:
-        return _OF_SENTENCES[library]
-    if modules and (library, len(modules)) != ("CrossEncoder", 1):
-        raise ModelError(
-            f"{origin.location} is a {library} of {len(modules)} modules of sentence-transformers, "
-            "which is not supported.",
-            "Add an inference.py that loads it.",
-        )
+    kind = origin.sentence_settings.get("model_type")
+    if modules and (kind, len(modules)) != ("CrossEncoder", 1):
+        return FEATURES
     if origin.adapter:
         # The config.json next to an adapter names the class of its base.
         kind = origin.adapter.get("task_type") or ""

@@ -262,16 +262,8 @@ def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
     left, right = vectors.ask_all(bodies)
     assert np.allclose(left + right, np.concatenate([expected[7][1], expected[5][1]]), atol=1e-4)
 
-    reader: Any = vectors.model.tokenizer  # type: ignore[attr-defined]
-    ids = [reader(text)["input_ids"] for text in TEXTS]
-    by_ids = vectors.ask({"model": "m", "input": ids})["data"]
-    assert_close(by_ids, vectors.ask({"model": "m", "input": TEXTS})["data"])
-    for wrong, word in (
-        ([9906, 1917], "not one of"),
-        ([7, 9, 11], "not the output of the model's tokenizer"),
-    ):
-        with pytest.raises(BadRequest, match=word):
-            vectors.ask({"model": "m", "input": wrong})
+    with pytest.raises(BadRequest, match="a text or a list of texts"):
+        vectors.ask({"model": "m", "input": [9906, 1917]})
 
 
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])

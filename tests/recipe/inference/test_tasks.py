@@ -97,7 +97,7 @@ def save_lfs_pointer(folder: Path) -> None:
          ["pointers of Git LFS instead of files: model.safetensors.*git lfs pull"]),
         (save_changed_settings(CLASSIFIER, model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), {},
          ["Set HF_TRUST_REMOTE_CODE=true"]),
-        (as_sparse, {}, ["SparseEncoder", "save_pretrained"]),
+        (as_sparse, {}, ["SparseEncoder", "inference.py"]),
         (save_unknown_activation, {}, ["somebody.Activation", "Sigmoid"]),
         (save_changed_settings("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
         (save_changed_settings("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),

@@ -32,7 +32,8 @@ def sentence_model(
         torch.manual_seed(5)
         getattr(transformers, f"{family}Model")(config).save_pretrained(folder / "plain")
     first = modules.Transformer(str(folder / "plain"))
-    parts = [first, modules.Pooling(32, pooling), *more]
+    # The tokens of a prompt are left out of one kind's pooling.
+    parts = [first, modules.Pooling(32, pooling, include_prompt=pooling != "max"), *more]
     return SentenceTransformer(modules=parts, device="cpu", **settings)
 
 

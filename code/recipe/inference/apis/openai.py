@@ -24,6 +24,7 @@ from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.requests.parameters import (
     FLAG,
     TEXT,
+    TEXT_OR_TEXTS,
     TEXTS_OR_IDS,
     Rule,
     are_texts,
@@ -123,7 +124,7 @@ _COMPLETION_RULES: Mapping[str, Rule] = {
 }
 _EMBEDDING_RULES: Mapping[str, Rule] = {
     **_REMARKS,
-    "input": TEXTS_OR_IDS,
+    "input": TEXT_OR_TEXTS,
     "encoding_format": one_of("float", "base64"),
     "dimensions": whole(1),
 }

@@ -16,7 +16,6 @@ from recipe.backend.requests.parameters import (
     SIDE,
     TEXT,
     TEXT_OR_TEXTS,
-    TEXTS_OR_IDS,
     Rule,
     are_texts,
     whole,
@@ -48,11 +47,14 @@ def _text(document: Any) -> Any:
 
 
 _REMARKS = {"model": TEXT, "user": TEXT}
-_VECTORS = {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS}
 _RULES: Mapping[str, Mapping[str, Rule]] = {
-    routes.EMBED: {**_VECTORS, "normalize": FLAG, "dimensions": whole(1)},
-    routes.EMBED_ALL: _VECTORS,
-    routes.EMBED_SPARSE: _VECTORS,
+    routes.EMBED: {
+        "inputs": TEXT_OR_TEXTS,
+        "prompt_name": TEXT,
+        "normalize": FLAG,
+        "dimensions": whole(1),
+        **_LENGTHS,
+    },
     routes.TOKENIZE: {"inputs": TEXT_OR_TEXTS, "add_special_tokens": FLAG},
     routes.RERANK: {
         "query": TEXT,

@@ -10,7 +10,6 @@ from recipe.option_fields import ABOVE_0, AT_LEAST_1, option
 from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
 
 _ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)
-_OF_LIBRARY = (routes.EMBED_SPARSE, routes.EMBED_ALL, routes.TOKENIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +65,6 @@ SPECS = (
                 load="tasks.sentence_embedding.serve:load_vectors",
                 routes=_ROUTES,
                 form="similarity",
-            ),
-            "sparse-embedding": Served(
-                load="tasks.sentence_embedding.library_vectors:LibraryVectors.load",
-                options={"kind": "SparseEncoder"},
-                routes=_OF_LIBRARY,
-            ),
-            "multi-vector-embedding": Served(
-                load="tasks.sentence_embedding.library_vectors:LibraryVectors.load",
-                options={"kind": "MultiVectorEncoder"},
-                routes=_OF_LIBRARY,
             ),
         },
     ),
