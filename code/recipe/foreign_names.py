@@ -232,6 +232,7 @@ disable_gradient_checkpointing | Give gradient_checkpointing.
 max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
   end.
 stride | Leave it out: a text is cut at max_length.
+mini_batch_size | Give gradient_checkpointing=True, or a lower per_device_train_batch_size.
 freeze_embeddings | Leave it out: all weights are trained, or LoRA's with lora_r.
 dropout | Change the model's config.json; lora_dropout is that of LoRA.
 momentum | Give adam_beta1, or optim and optim_args.

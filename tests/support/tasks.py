@@ -291,9 +291,6 @@ CASES = {
     **JOBS,
     "pairs": replace(_CLASSES, row=_paired),
     "numbers": replace(_CLASSES, row=_marked, hyperparameters={"problem_type": "regression"}),
-    "embeddings in parts": replace(
-        JOBS["sentence-embedding"], hyperparameters={"mini_batch_size": "2"}
-    ),
     "ranks of lists": replace(JOBS["reranking"], hyperparameters={"listwise": "True"}),
     "completions of gpt2": replace(_TEXTS, model=_gpt2),
     **{

@@ -33,7 +33,7 @@ texts and their scores."""
 
 _SHOWN = 60
 Row = tuple[str, list[str], list[float]]
-Arrange = Callable[[str, pa.Table, list[str]], tuple[str, pa.Table]]
+Arrange = Callable[[str, pa.Table, list[str]], pa.Table]
 SCHEMA = pa.schema([
     (QUERY, pa.large_string()),
     (TEXTS, pa.large_list(pa.large_string())),
@@ -55,12 +55,15 @@ class Relevance(DataSets):
 
 
 def load(
-    channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec, arrange: Arrange
+    channels: Mapping[str, Path],
+    settings: DataSettings,
+    spec: TaskSpec,
+    arrange: Arrange | None = None,
 ) -> Relevance:
     """Read and split the data of a job's channels.
 
     Args:
-        arrange: Called with the kind and the rows of a split (SCHEMA). Returns them as the task
+        arrange: Called with the kind and the rows of a split (SCHEMA). Returns rows as the task
             needs them; it may add notes, the same for each split.
 
     Raises:
@@ -77,7 +80,7 @@ def load(
         described.append(describe_files([file], f"{table.num_rows} rows"))
         return table
 
-    data_kind, built = kind, {}
+    built = {}
     for split, tables in reading.converted(rows).items():
         table = pa.concat_tables(tables)
         if not table.num_rows:
@@ -104,12 +107,11 @@ def load(
                     "Give triplets: anchor, positive (entailed) and negative (contradicted). If "
                     f"higher numbers mean more similar texts, give label_column={columns[SCORE]}.",
                 )
-        data_kind, arranged = arrange(kind, table, notes)
-        built[split] = held_out.data_set([arranged])
+        built[split] = held_out.data_set([arrange(kind, table, notes) if arrange else table])
     uses, rule = held_out.assign_groups(built, QUERY, settings)
     return Relevance(
         **uses,
-        kind=data_kind,
+        kind=kind,
         notes=[*dict.fromkeys(notes), *described, rule],
         columns=(columns[QUERY], columns[TEXT]),
     )

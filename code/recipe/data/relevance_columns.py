@@ -103,10 +103,9 @@ FORMS = (
         ),
         extras=("prompt",),
     ),
-    *(replace(form, needs_task=True) for form in LISTS),
     *pair_forms(_PAIRS, _QUERY, _TEXT, _SCORE),
     Form((_ASKING, _ANSWER, _SCORE), is_pair=True),
     *(replace(form, needs_task=True) for form in pair_forms(_PAIRS, _QUERY, _TEXT, _NEGATIVES)),
     Form((_ASKING, _ANSWER, _NEGATIVES), is_pair=True, needs_task=True),
 )
-"""A query and a relevant text, maybe with irrelevant ones; two texts and a score; lists."""
+"""A query and a relevant text, maybe with irrelevant ones; two texts and a score."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import io
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from recipe.reports import section
 from recipe.reports.section import Section
 
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
@@ -199,78 +196,3 @@ def phases(seconds: Mapping[str, float]) -> Any:
     axes.grid(False, axis="y")
     axes.set_xlabel("seconds")
     return figure
-
-
-def ranks(of_firsts: Array) -> Any:
-    """Plot the histogram of the rank, from 1, of each query's best-ranked relevant text."""
-    ends = [1, 2, 3, 5, 10, 20, 50, 100]
-    bounds = [0, *ends, max(int(of_firsts.max()), ends[-1] + 1)]
-    spans = list(itertools.pairwise(bounds))
-    names = [str(end) if end == start + 1 else f"{start + 1}-{end}" for start, end in spans]
-    names[-1] = f"over {ends[-1]}"
-    counts = [int(((of_firsts > start) & (of_firsts <= end)).sum()) for start, end in spans]
-    figure, axes = _axes(height=2.8)
-    bars = axes.bar(names, counts, color=BLUE)
-    axes.bar_label(bars, labels=[f"{count / len(of_firsts):.0%}" for count in counts], padding=2)
-    axes.margins(y=0.15)
-    axes.grid(False, axis="x")
-    axes.set(xlabel="rank of the first relevant text", ylabel="queries")
-    return figure
-
-
-def two_scores(right: Array, wrong: Array) -> Any:
-    """Plot the distributions of the scores of relevant texts and of the highest-scoring irrelevant
-    ones."""
-    figure, axes = _axes(height=2.8)
-    both = np.concatenate([right, wrong])
-    bins = np.linspace(float(both.min()), float(both.max()) + 1e-6, 49)
-    axes.hist(right, bins=bins, color=BLUE, alpha=0.7, label="best right text")
-    axes.hist(wrong, bins=bins, color=ORANGE, alpha=0.7, label="best wrong text")
-    axes.set(xlabel="score", ylabel="queries")
-    axes.legend(frameon=False)
-    return figure
-
-
-def ranking_sections(
-    split: str,
-    ranks_of_queries: Sequence[Array],
-    right: Array,
-    wrong: Array,
-    show: Callable[[int], tuple[str, str, str]],
-) -> list[Section]:
-    """Return the histogram of ranks, both sides' scores, and the worst queries.
-
-    Args:
-        ranks_of_queries: The ranks of each query's relevant texts, best first.
-        right: The highest score of a relevant text of each query.
-        wrong: The highest score of an irrelevant text of each query.
-        show: Returns a query (by its number), its best relevant text, and the irrelevant text with
-            the highest score.
-    """
-    if not ranks_of_queries:
-        return []
-    firsts = np.asarray([rank[0] for rank in ranks_of_queries])
-    finite = np.isfinite(right) & np.isfinite(wrong)
-    missed = np.flatnonzero(firsts > 1)
-    worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
-    rows = []
-    for query in worst.tolist():
-        text, good, other = (section.beginning(shown) for shown in show(query))
-        score, highest = f"{right[query]:.3f}", f"{wrong[query]:.3f}"
-        rows.append([text, str(firsts[query]), good, score, other, highest])
-    draw_ranks = functools.partial(ranks, firsts)
-    sections = [Section(title=f"Ranks, {split} data", figure=("ranks", draw_ranks))]
-    if finite.any():
-        draw = functools.partial(two_scores, right[finite], wrong[finite])
-        sections.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
-    headings = (("query", "rank"), ("right text", "score"), ("wrong text", "score"))
-    none = f"None of {len(firsts)}: a relevant text is ranked first for each."
-    sections.append(
-        Section(
-            title=f"Worst queries, {split} data",
-            note="" if rows else none,
-            columns=section.texts_with_numbers(*headings),
-            rows=rows,
-        )
-    )
-    return sections

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ import torch
 from sklearn.metrics import ndcg_score
 from torch.nn import functional
 
+from recipe.reports import section
+from recipe.reports.section import Section
+
 CUT = 10
 RECALLS = (1, 10, 100)
 RETRIEVAL = (f"ndcg_at_{CUT}", f"mrr_at_{CUT}", *(f"recall_at_{cut}" for cut in RECALLS))
@@ -20,6 +23,7 @@ RETRIEVAL = (f"ndcg_at_{CUT}", f"mrr_at_{CUT}", *(f"recall_at_{cut}" for cut in 
 RERANKING = RETRIEVAL[:2]
 """The scores of an evaluation of lists."""
 _AT_ONCE = 1 << 24
+_WORST = 12
 Array = npt.NDArray[Any]
 
 
@@ -38,38 +42,51 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResults:
-    """The ranks and scores of the texts of each query."""
+    """The ranks of the texts of each query."""
 
     ranks: Sequence[Array]
     """The ranks of the relevant texts of each query, from 1, in ascending order. Of equal scores,
     irrelevant texts come first, so that a model with constant scores gets the lowest result."""
     right: Array
-    """The highest score of a relevant text of each query."""
+    """[queries]: the position of the best relevant text, among the documents or in the list."""
     wrong: Array
-    """The highest score of an irrelevant text."""
-    wrong_at: Array
-    """The position of that document (or text of the list); -1 for none."""
+    """[queries]: the position of the best irrelevant text."""
 
 
 def _results(queries: Iterable[tuple[Array, Array]]) -> SearchResults:
     """Rank texts for each query, given their scores and the positions of the relevant ones."""
-    ranks, right, wrong, wrong_at = [], [], [], []
+    ranks, right, wrong = [], [], []
     for scores, relevant in queries:
         hits, others = np.sort(scores[relevant])[::-1], scores.copy()
         others[relevant] = -np.inf
         # Negated, so that texts whose score is NaN rank higher.
         above = [int((~(scores < hit)).sum() - (~(hits < hit)).sum()) for hit in hits]
         ranks.append(np.asarray(above) + np.arange(1, len(hits) + 1))
-        best = int(others.argmax())
-        right.append(hits[0])
-        wrong.append(others[best])
-        wrong_at.append(-1 if others[best] == -np.inf else best)
-    return SearchResults(
-        ranks=ranks,
-        right=np.asarray(right),
-        wrong=np.asarray(wrong),
-        wrong_at=np.asarray(wrong_at, dtype=np.int64),
-    )
+        right.append(relevant[scores[relevant].argmax()])
+        wrong.append(others.argmax())
+    return SearchResults(ranks=ranks, right=np.asarray(right), wrong=np.asarray(wrong))
+
+
+def worst_queries(
+    split: str, results: SearchResults, show: Callable[[int], tuple[str, str, str]]
+) -> list[Section]:
+    """Return the report's section on the queries whose best relevant text has the lowest ranks.
+
+    Args:
+        show: Returns a query (by its number), and its best relevant and irrelevant texts.
+    """
+    if not results.ranks:
+        return []
+    firsts = np.asarray([ranks[0] for ranks in results.ranks])
+    worst = [row for row in np.argsort(-firsts, kind="stable")[:_WORST] if firsts[row] > 1]
+    return [
+        Section(
+            title=f"Worst queries, {split} data",
+            note=f"{(firsts > 1).sum()} of {len(firsts)} have an irrelevant text ranked first.",
+            columns=[*section.numbers("rank"), *section.texts("query", "right text", "wrong text")],
+            rows=[[str(firsts[row]), *map(section.beginning, show(int(row)))] for row in worst],
+        )
+    ]
 
 
 def search(vectors: Array, corpus: Corpus) -> SearchResults:
@@ -89,7 +106,7 @@ def search(vectors: Array, corpus: Corpus) -> SearchResults:
     return _results(queries())
 
 
-def search_scores(results: SearchResults, corpus: Corpus) -> dict[str, float]:
+def search_scores(results: SearchResults) -> dict[str, float]:
     """Return the scores RETRIEVAL of sentence-transformers' InformationRetrievalEvaluator."""
     gains, firsts = [], []
     recalled: dict[int, list[float]] = {cut: [] for cut in RECALLS}
@@ -113,18 +130,22 @@ class JudgedLists:
     labels: Array
     """[samples]: how relevant each text is."""
 
+    def spans(self) -> list[slice]:
+        """Return the samples of each list."""
+        return [slice(*ends) for ends in itertools.pairwise(self.starts.tolist())]
+
     def judged(self) -> list[int]:
         """Return the lists whose texts are not all equally relevant; only these are scored."""
-        spans = zip(self.starts, self.starts[1:], strict=False)
-        return [
-            index for index, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0
-        ]
+        spans = enumerate(self.spans())
+        return [index for index, span in spans if np.ptp(self.labels[span]) > 0]
 
 
 def rank(scores: Array, lists: JudgedLists) -> SearchResults:
     """Rank the texts of each judged list by their scores [samples]."""
-    spans = (slice(*lists.starts[index : index + 2]) for index in lists.judged())
-    labels_of_lists = ((scores[span], lists.labels[span]) for span in spans)
+    spans = lists.spans()
+    labels_of_lists = (
+        (scores[spans[index]], lists.labels[spans[index]]) for index in lists.judged()
+    )
     return _results(
         (of_list, np.flatnonzero(labels > labels.min())) for of_list, labels in labels_of_lists
     )
@@ -133,13 +154,13 @@ def rank(scores: Array, lists: JudgedLists) -> SearchResults:
 def list_scores(scores: Array, lists: JudgedLists, hits: SearchResults) -> dict[str, float]:
     """Return the scores RERANKING of sentence-transformers' CrossEncoderRerankingEvaluator; none if
     no list can be scored."""
-    judged = lists.judged()
+    judged, spans = lists.judged(), lists.spans()
     if not judged:
         return {}
     finite = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf).clip(-1e30, 1e30)
     gains = [
         ndcg_score(lists.labels[None, span], finite[None, span], k=CUT)
-        for span in (slice(lists.starts[index], lists.starts[index + 1]) for index in judged)
+        for span in (spans[index] for index in judged)
     ]
     firsts = [1 / ranks[0] if ranks[0] <= CUT else 0.0 for ranks in hits.ranks]
     return dict(zip(RERANKING, (float(np.mean(gains)), float(np.mean(firsts))), strict=True))

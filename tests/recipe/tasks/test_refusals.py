@@ -88,7 +88,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ([{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)], {}, ["Every row", "has 1 in column 'label'", "Leave the column out"]),
             ([{"premise": f"a {n}", "hypothesis": "b c", "label": "neutral"} for n in range(9)], {}, ["line 1", '"neutral"', "label_column"]),
             ([{"premise": f"a {n}", "hypothesis": "b c", "label": n % 3} for n in range(9)], {}, ["numbers 0, 1, 2, which may be classes of entailment", "Give triplets"]),
-            ([{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9, {}, ["2 texts", "1 scores"]),
+            ([{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9, {}, ["known by name as the text", "'documents'"]),
             ([{"query": {"a": 1}, "positive": {"b": 2}}] * 9, {}, ["no column that is known", "'query.a'"]),
             (triplets(9), {"negative_columns": "negativ"}, ["negativ", "Did you mean negative?"]),
         ]),
@@ -236,7 +236,7 @@ def test_labels_that_are_none_by_name_cannot_be_predicted_for(tmp_path: Path) ->
 
 @pytest.mark.parametrize("task", ["reranking", "sentence-embedding"])
 def test_test_data_of_another_form_is_evaluated_on(task: str, tmp_path: Path) -> None:
-    lists = [{"query": f"q {n}", "documents": ["good", "bad"], "labels": [1, 0]} for n in range(12)]
+    lists = [{"query": f"q {n}", "pos": ["good"], "neg": ["bad"]} for n in range(12)]
     channels = {
         "train": write(tmp_path / "train", triplets(12)),
         "test": write(tmp_path / "test", lists, "test"),

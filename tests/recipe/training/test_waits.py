@@ -13,7 +13,7 @@ from tests.support.jobs import Job
 from tests.support.tasks import CASES, make
 
 pytestmark = pytest.mark.heavy
-IN_EVERY_CHECK = ("embeddings in parts", "causal-lm, LoRA")
+IN_EVERY_CHECK = ("sentence-embedding", "causal-lm, LoRA")
 TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
 OF_THE_LIBRARY = dict.fromkeys(TO_TEXT, 2)
 """Waits for each batch: transformers asks whether a mask leaves anything out, of the encoder's

@@ -16,19 +16,15 @@ from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.relevance import QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
+from recipe.tasks.multiple_choice.model import pairs_of
 
-CONTEXT, QUESTION, CHOICES, ANSWER = "context", "question", "choices", "answer"
+_CONTEXT, _QUESTION, _CHOICES, _ANSWER = "context", "question", "choices", "answer"
 _ENDINGS, _LABELS = "endings", "choices.label"
 _NUMBER = re.compile(r"\d+$")
-_SCHEMA = pa.schema([
-    (CONTEXT, pa.large_string()),
-    (QUESTION, pa.large_string()),
-    (CHOICES, pa.list_(pa.large_string())),
-    (ANSWER, pa.int64()),
-])  # fmt: skip
 EXAMPLE = '{"question": "Where does the sun rise?", "choices": ["east", "west"], "answer": "A"}'
 
 
@@ -36,8 +32,9 @@ EXAMPLE = '{"question": "Where does the sun rise?", "choices": ["east", "west"],
 class _Row:
     """A row before its answer is looked up."""
 
-    context: str
-    question: str
+    query: str
+    texts: list[str]
+    """What the model reads for each choice, after the query."""
     choices: list[str]
     labels: list[str]
     answer: str
@@ -47,8 +44,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     """Read and split the questions of a job's channels.
 
     Returns:
-        Data sets with the columns `context` (may be empty), `question`, `choices` (a list of texts)
-        and `answer` (the position of the right one).
+        Data sets with the columns of `relevance.SCHEMA`: the score of the right choice is 1, and
+        that of others 0.
 
     Raises:
         DataError: names the file, row or column that cannot be used, and the remedy.
@@ -59,12 +56,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     kind = _kind_of_answers(reading.files_of("train"))
 
     def answered(file: Read) -> pa.Table:
-        rows: Iterator[dict[str, Any]] = (
-            {CONTEXT: row.context, QUESTION: row.question, CHOICES: row.choices,
-             ANSWER: _positions(file.part, number, row, [kind])[kind]}
-            for number, row in _rows(file.part, file.columns)
-        )  # fmt: skip
-        table = spooled_rows(_SCHEMA, rows)
+        def rows() -> Iterator[dict[str, Any]]:
+            for number, row in _rows(file.part, file.columns):
+                scores = [0.0] * len(row.choices)
+                scores[_positions(file.part, number, row, [kind])[kind]] = 1.0
+                yield {QUERY: row.query, TEXTS: row.texts, SCORES: scores}
+
+        table = spooled_rows(SCHEMA, rows())
         shown = f"{file.columns.describe()} ({kind})"
         notes.append(describe_files([file], f"{table.num_rows} rows", shown))
         return table
@@ -86,18 +84,18 @@ def _check_columns(file: Read) -> None:
             f"{part.path} has the columns of choices {', '.join(columns.columns[_ENDINGS])}.",
             "Number them from 0 or from 1, without a gap.",
         )
-    if CHOICES in columns:
-        kind = part.table.schema.field(columns[CHOICES]).type
+    if _CHOICES in columns:
+        kind = part.table.schema.field(columns[_CHOICES]).type
         inner = kind.value_type if is_list(kind) else pa.null()
         is_record = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
         if not is_string(inner) and not is_record:
             raise DataError(
-                f"Column {columns[CHOICES]!r} of {part.path} does not hold lists of texts.",
+                f"Column {columns[_CHOICES]!r} of {part.path} does not hold lists of texts.",
                 f"Write rows as {EXAMPLE}.",
             )
-    if is_list(part.table.schema.field(columns[ANSWER]).type):
+    if is_list(part.table.schema.field(columns[_ANSWER]).type):
         raise DataError(
-            f"Column {columns[ANSWER]!r} of {part.path} holds lists.",
+            f"Column {columns[_ANSWER]!r} of {part.path} holds lists.",
             "Name the column of the right choice in label_column.",
         )
 
@@ -148,7 +146,7 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
             differ |= len({*positions.values()}) > 1
     if differ and len(possible) > 1 and _OF_LABELS not in possible:
         raise DataError(
-            f"The answers in column {files[0].columns[ANSWER]!r} can be {' or '.join(possible)}, "
+            f"The answers in column {files[0].columns[_ANSWER]!r} can be {' or '.join(possible)}, "
             "and no row of the training data shows which.",
             "Give the letter of the right choice: A for the first, B for the second.",
         )
@@ -161,32 +159,33 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
     Raises:
         DataError: a question or a choice is missing.
     """
-    names = part.class_names.get(columns[ANSWER])
+    names = part.class_names.get(columns[_ANSWER])
     endings = columns.columns.get(_ENDINGS, ())
     of_choices = sorted(endings, key=lambda name: (len(name), name.lower()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
-            if CHOICES in columns:
-                choices = cells[columns[CHOICES]] or []
+            if _CHOICES in columns:
+                choices = cells[columns[_CHOICES]] or []
             else:
                 choices = [cells[name] for name in of_choices]
             marks = cells[columns[_LABELS]] if _LABELS in columns else None
             if choices and isinstance(choices[0], dict):
                 marks = [choice.get("label") for choice in choices]
                 choices = [choice.get("text") for choice in choices]
-            answer = cells[columns[ANSWER]]
+            answer = cells[columns[_ANSWER]]
             if names is not None and isinstance(answer, int) and 0 <= answer < len(names):
                 answer = names[answer]
-            question = cells[columns[QUESTION]]
+            question = cells[columns[_QUESTION]]
             if not isinstance(question, str) or not question.strip():
-                raise _wrong(part, number, f"has no text in column {columns[QUESTION]!r}")
+                raise _wrong(part, number, f"has no text in column {columns[_QUESTION]!r}")
             if len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
                 raise _wrong(part, number, "has fewer than two choices, or an empty one")
             if answer in (None, "", -1):
-                raise _wrong(part, number, f"has no answer in column {columns[ANSWER]!r}")
-            context = (cells[columns[CONTEXT]] if CONTEXT in columns else None) or ""
+                raise _wrong(part, number, f"has no answer in column {columns[_ANSWER]!r}")
+            context = str((cells[columns[_CONTEXT]] if _CONTEXT in columns else None) or "")
+            (query, *_), texts = zip(*pairs_of(context, question, choices), strict=True)
             labels = [str(mark) for mark in marks or ()]
-            yield number, _Row(str(context), question, choices, labels, str(answer).strip())
+            yield number, _Row(query, list(texts), choices, labels, str(answer).strip())
 
 
 def _wrong(part: Part, number: int, what: str) -> DataError:

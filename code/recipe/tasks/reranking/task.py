@@ -27,11 +27,10 @@ from recipe.batching.samples import Samples
 from recipe.data import relevance, values
 from recipe.data.files.part import Gathering
 from recipe.data.files.spool import spooled
-from recipe.data.relevance import LISTS, PAIRS, QUERY, SCHEMA, SCORES, TEXTS
+from recipe.data.relevance import PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
-from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.task_table import TASKS
@@ -69,10 +68,15 @@ class RankingObjective(EncoderObjective):
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if logits.dim() == 3:
-            return ranking_losses.list_net(logits[..., 0], labels)
+            return self.list_losses(logits[..., 0], labels)
         return functional.binary_cross_entropy_with_logits(
             logits[:, 0].float(), labels, reduction="none"
         )
+
+    def list_losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses [lists] of logits [lists, most]; `labels` [lists, most, 2] are those of
+        `ranking_losses.list_net`."""
+        return ranking_losses.list_net(logits, labels)
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
         scores = np.asarray(prediction.predictions)[:, 0]
@@ -82,15 +86,20 @@ class RankingObjective(EncoderObjective):
         hits = ranking_scores.rank(scores, lists)
         self.last = split, scores, hits
         if not self._listwise:
-            return {**ranking_scores.list_scores(scores, lists, hits)}
+            return self.list_scores(scores, lists, hits)
         losses = []  # instead of the samples of its pairs
-        for start, end in zip(lists.starts, lists.starts[1:], strict=False):
-            labels = lists.labels[start:end].astype(np.float32)
+        for span in lists.spans():
+            labels = lists.labels[span].astype(np.float32)
             labels = np.stack([labels, np.ones_like(labels)], axis=1)
-            logits = torch.from_numpy(scores[start:end])[None]
-            loss = ranking_losses.list_net(logits, torch.from_numpy(labels)[None])
-            losses.append((float(loss), 1))
-        return {**ranking_scores.mean(losses), **ranking_scores.list_scores(scores, lists, hits)}
+            logits = torch.from_numpy(scores[span])[None]
+            losses.append((float(self.list_losses(logits, torch.from_numpy(labels)[None])), 1))
+        return {**ranking_scores.mean(losses), **self.list_scores(scores, lists, hits)}
+
+    def list_scores(
+        self, scores: Array, lists: JudgedLists, hits: SearchResults
+    ) -> dict[str, float]:
+        """Return the scores of a whole evaluation without its loss."""
+        return ranking_scores.list_scores(scores, lists, hits)
 
 
 class Reranking(Task):
@@ -98,14 +107,18 @@ class Reranking(Task):
 
     options: Options
     objective: RankingObjective
-    data: relevance.Relevance
+
+    @property
+    def is_listwise(self) -> bool:
+        """Return whether a sample is the list of a query, not a single pair."""
+        return bool(self.options.listwise)
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(ranking_scores.RERANKING)
         self._most: float | None = None
         spec = TASKS["reranking"]
-        self.data = relevance.load(channels, self.data_settings, spec, self._arrange)
-        is_listwise = self.options.listwise
+        self.data = data = relevance.load(channels, self.data_settings, spec, self._arrange)
+        self._columns, is_listwise = data.columns, self.is_listwise
         self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
         if is_listwise and self.data_settings.trains and counts.max(initial=1) == 1:
@@ -125,7 +138,7 @@ class Reranking(Task):
         ]
         self.objective = RankingObjective(is_listwise)
 
-    def _arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
+    def _arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> pa.Table:
         """Return a row for each query, with all of its texts. Labels are scaled by those of the
         training data, which come first.
 
@@ -151,10 +164,10 @@ class Reranking(Task):
                     f"Every label is {least:g}, from which nothing can be learned.",
                     "Give both relevant and irrelevant texts.",
                 )
-            self._most = 1.0 if self.options.listwise else max(1.0, most)
+            self._most = 1.0 if self.is_listwise else max(1.0, most)
             if self._most > 1:
                 notes.append(f"labels: divided by {self._most:g}, the highest, to lie from 0 to 1")
-        if most > self._most and not self.options.listwise:
+        if most > self._most and not self.is_listwise:
             raise DataError(
                 f"A label of the evaluation data is {most:g}, and the highest of the "
                 f"training data {self._most:g}.",
@@ -165,7 +178,7 @@ class Reranking(Task):
             for chunk in lists[SCORES].chunks
         ]
         column = pa.chunked_array(scaled, SCHEMA.field(SCORES).type)
-        return LISTS, lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
+        return lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
     def load(self, source: Source) -> Model:
         model, tokenizer = pretrained.load_head(
@@ -180,10 +193,10 @@ class Reranking(Task):
         )
         config: Any = model.config
         config.problem_type = None
-        config.text_columns = list(self.data.columns)
+        config.text_columns = list(self._columns)
         # The activation of sentence-transformers' CrossEncoder and of this image. A listwise loss
         # does not fix the level of the logits: the sigmoid could map many of them to one score.
-        name = "linear.Identity" if self.options.listwise else "activation.Sigmoid"
+        name = "linear.Identity" if self.is_listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
 
@@ -201,7 +214,7 @@ class Reranking(Task):
         starts = np.concatenate([[0], np.cumsum(counts)])
         if name != "train":
             self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels)
-        if name != "train" or not self.options.listwise:
+        if name != "train" or not self.is_listwise:
             return pairs
         members = groups.consecutive(counts)
         is_there = members >= 0
@@ -211,7 +224,7 @@ class Reranking(Task):
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         chosen_rows = self.train.select(rows)
-        pairs = _pairs(chosen_rows) if self.options.listwise else chosen_rows
+        pairs = _pairs(chosen_rows) if self.is_listwise else chosen_rows
         return text_tokens.lengths(pairs, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
@@ -232,7 +245,7 @@ class Reranking(Task):
         return f"{row[QUERY][:SHOWN_CHARS]!r}: {scored}"
 
     def about(self) -> About:
-        query, text = self.data.columns
+        query, text = self._columns
         return About(
             title="Reranker",
             pipeline="text-ranking",
@@ -245,21 +258,18 @@ class Reranking(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Return the queries whose relevant texts have the lowest ranks."""
         if self.objective.last is None:
             return ()
-        split, scores, hits = self.objective.last
-        lists = self.objective.lists[split]
-        data, judged = named_splits(self.data)[split], lists.judged()
+        split, _, hits = self.objective.last
+        data, judged = named_splits(self.data)[split], self.objective.lists[split].judged()
 
         def show(number: int) -> tuple[str, str, str]:
             row = data[judged[number]]
-            start, end = lists.starts[judged[number]], lists.starts[judged[number] + 1]
-            labels = lists.labels[start:end]
-            best = np.where(labels > labels.min(), scores[start:end], -np.inf).argmax()
-            texts = row[TEXTS]
-            return row[QUERY], texts[int(best)], texts[int(hits.wrong_at[number])]
+            right, wrong = (row[TEXTS][int(best[number])] for best in (hits.right, hits.wrong))
+            return row[QUERY], right, wrong
 
-        return figures.ranking_sections(split, hits.ranks, hits.right, hits.wrong, show)
+        return ranking_scores.worst_queries(split, hits, show)
 
 
 def _pairs(split: Dataset) -> Dataset:

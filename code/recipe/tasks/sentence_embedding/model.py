@@ -8,7 +8,6 @@ and the encoder takes packed batches.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -33,7 +31,6 @@ AFTER = "after_encoder"
 """The attribute of an encoder with the modules that follow it: pooling, then any others."""
 QUERY, DOCUMENT = "query", "document"
 """The names of sentence-transformers for the prompts of both sides."""
-_OF_ROWS = ("input_ids", "attention_mask", "position_ids", "segments")
 _POOLS = {
     "mean": packed_encoders.means,
     "cls": packed_encoders.firsts,
@@ -123,25 +120,20 @@ def packs(model: Any) -> bool:
     return family is not None and _mode(getattr(inner, AFTER)[0]) in _POOLS
 
 
-def patch_forward_for_texts(model: Any, parts: int) -> None:
-    """Let `model` answer texts with their vectors, of packed batches and of padded ones.
-
-    Args:
-        parts: The number of parts in which the rows of a batch are computed. Each part is
-            recomputed for its gradients, so that only one part is in memory at a time. Every batch
-            has as many rows.
-    """
+def patch_forward_for_texts(model: Any) -> None:
+    """Let `model` answer texts with their vectors, of packed batches and of padded ones."""
     packed_encoders.patch_forward_for_lengths(model)
     inner = lora.bare(model)
     # Looked up now, since changing the attention of a packed model also changes its type.
     family, usual = packed_encoders.family_of(inner.config), inner.forward
 
-    def vectors_of(inputs: Mapping[str, Any]) -> Tensor:
-        """Return [texts, width], in float32."""
+    def forward(*args: Any, **inputs: Any) -> SequenceClassifierOutput:
+        """Return logits [texts, width], in float32."""
         pooling, *others = getattr(inner, AFTER)
         if (segments := inputs.get("segments")) is None:
             names = ("input_ids", "attention_mask", "token_type_ids")
-            states = usual(**{name: inputs[name] for name in names if name in inputs})[0].float()
+            given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+            states = usual(**given)[0].float()
             features = pooling(
                 {"token_embeddings": states, "attention_mask": inputs["attention_mask"]}
             )
@@ -152,31 +144,7 @@ def patch_forward_for_texts(model: Any, parts: int) -> None:
             features = {"sentence_embedding": pool(states, segments, inputs["first"])}
         for module in others:
             features = module(features)
-        vectors: Tensor = features["sentence_embedding"]
-        return vectors.float()
-
-    def forward(*args: Any, **inputs: Any) -> SequenceClassifierOutput:
-        present = {name: value for name, value in inputs.items() if value is not None}
-        if parts == 1 or not torch.is_grad_enabled():
-            return SequenceClassifierOutput(logits=vectors_of(present))
-        # Only the inputs and the dropout state of each part are kept, as in the Cached losses of
-        # sentence-transformers: the backward pass computes the vectors of each part again.
-        rows, length = present["input_ids"].shape
-        bounds = [rows * number // parts for number in range(parts + 1)]
-        embedded = []
-        for start, end in itertools.pairwise(bounds):
-            part = {name: present[name][start:end] for name in _OF_ROWS if name in present}
-            if (first := present.get("first")) is None:
-                embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
-                continue
-            # Computed for all texts, with arbitrary vectors for those of other parts: selecting
-            # this part's texts would need their number, and so a synchronization with the device.
-            is_own = (first >= start * length) & (first < end * length)
-            part["first"] = torch.where(is_own, first - start * length, 0)
-            vectors = checkpoint(vectors_of, part, use_reentrant=False)
-            vectors = torch.where(is_own[:, None], vectors, 0)
-            embedded = [embedded[0] + vectors if embedded else vectors]
-        return SequenceClassifierOutput(logits=torch.cat(embedded))
+        return SequenceClassifierOutput(logits=features["sentence_embedding"].float())
 
     inner.forward = forward
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from recipe.backend.requests import routes
 from recipe.data.relevance_columns import FORMS
-from recipe.option_fields import ABOVE_0, AT_LEAST_1, option
+from recipe.option_fields import ABOVE_0, option
 from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
 
 _ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)
@@ -20,12 +20,6 @@ class Options:
         20.0,
         "sentence-embedding: factor of the cosine similarities in the loss (1 / temperature).",
         valid=ABOVE_0,
-    )
-    mini_batch_size: int | None = option(
-        None,
-        "sentence-embedding: rows of a batch to compute at once, which saves memory for 1.3 "
-        "times the work. Default: the whole batch.",
-        valid=AT_LEAST_1,
     )
     matryoshka_dims: str | None = option(
         None,

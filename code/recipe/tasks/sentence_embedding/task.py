@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
-from recipe.batching import groups
-from recipe.batching.batches import Layout, Packed
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance
 from recipe.data.column_names import TEXT
-from recipe.data.files.spool import spooled_rows
-from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS
-from recipe.errors import DataError, HyperparameterError
+from recipe.data.relevance import PAIRS, QUERY, SCORED, SCORES, TEXTS
+from recipe.errors import HyperparameterError
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
-from recipe.reports import figures
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.runtime import xla
 from recipe.task_table import TASKS
 from recipe.tasks import evaluation, numbered_texts, ranking_scores
 from recipe.tasks.base import (
     SHOWN_CHARS,
-    Batches,
     EncoderObjective,
     Model,
     Task,
     Tokenizer,
-    text_layout,
 )
 from recipe.tasks.ranking_scores import Corpus, SearchResults
 from recipe.tasks.sentence_embedding import model as sentence_encoder
@@ -51,7 +42,6 @@ from recipe.tokenization import texts as text_tokens
 
 SIMILARITY = ("spearman", "pearson")
 """The scores of an evaluation of scored pairs."""
-_AT_ONCE = 10_000
 _CONTRASTED = 64
 """The most rows that an evaluation's loss contrasts with each other. It is fixed, so that the loss
 does not depend on the batches and processes of training."""
@@ -79,41 +69,19 @@ class EmbeddingObjective(EncoderObjective):
     """The samples of a batch are each other's negatives, so the split of a step into batches
     matters."""
 
-    def __init__(self, kind: str, scale: float, at_once: int | None) -> None:
-        self._kind, self._scale, self._at_once = kind, scale, at_once
-        self._parts = 1
+    def __init__(self, kind: str, scale: float) -> None:
+        self._kind, self._scale = kind, scale
         self.sizes: tuple[int, ...] = ()
         """The prefix lengths of vectors that are learned; none for whole vectors only."""
         self.judged: dict[str, _Judged] = {}
-        self.last: tuple[str, Array, SearchResults | None] | None = None
-        """The last evaluation: its split, its vectors, and the search results."""
+        self.last: tuple[str, SearchResults] | None = None
+        """The last evaluation of pairs: its split, and the search results."""
 
     def packs(self, model: PreTrainedModel) -> bool:
         return sentence_encoder.packs(model)
 
-    def layout(
-        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
-    ) -> Layout:
-        texts = groups.text_batches(batches)
-        # Batches are divided into parts between blocks.
-        in_blocks = self._at_once is not None
-        inner = text_layout(model, packed, size, pad_id, texts, in_blocks)
-        if not any(isinstance(samples, Groups) for samples, _ in batches):
-            return inner
-        laid_out = groups.layout(inner, size, batches)
-        texts_laid = laid_out.texts
-        rows = texts_laid.shape.rows if isinstance(texts_laid, Packed) else texts_laid.size
-        self._parts = min(-(-size // (self._at_once or size)), rows)
-        return laid_out
-
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        if self._at_once is not None and xla.is_used():
-            raise HyperparameterError(
-                f"Hyperparameter mini_batch_size has value {self._at_once}, which is not computed "
-                "by torch-xla.",
-                "Leave it out, and lower per_device_train_batch_size.",
-            )
-        sentence_encoder.patch_forward_for_texts(model, self._parts)
+        sentence_encoder.patch_forward_for_texts(model)
         ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -137,20 +105,16 @@ class EmbeddingObjective(EncoderObjective):
             labels = torch.from_numpy(judged.labels[span])
             of_rows = self._row_losses(known[members.clamp(min=0)], labels, across=False)
             losses.append((float(of_rows.sum()), len(of_rows)))
-        hits = None
         if judged.corpus is not None:
             hits = ranking_scores.search(vectors, judged.corpus)
-            scores = ranking_scores.search_scores(hits, judged.corpus)
+            self.last = split, hits
+            scores = ranking_scores.search_scores(hits)
         else:
-            numbers = evaluation.score_numbers(_cosines(vectors, judged), judged.labels[:, 1])
+            first, second = (known[judged.members[:, side]] for side in (0, 1))
+            cosines = functional.cosine_similarity(first, second).numpy()
+            numbers = evaluation.score_numbers(cosines, judged.labels[:, 1])
             scores = {name: numbers[name] for name in SIMILARITY}
-        self.last = split, vectors, hits
         return {**ranking_scores.mean(losses), **scores}
-
-
-def _cosines(vectors: Array, judged: _Judged) -> Array:
-    first, second = (torch.from_numpy(vectors[judged.members[:, side]]) for side in (0, 1))
-    return functional.cosine_similarity(first, second).numpy()
 
 
 class SentenceEmbedding(Task):
@@ -168,7 +132,7 @@ class SentenceEmbedding(Task):
                 "is saved whole, with its pooling.",
                 "Leave it out: adapters are merged.",
             )
-        self.data = relevance.load(channels, settings, TASKS["sentence-embedding"], arrange)
+        self.data = relevance.load(channels, settings, TASKS["sentence-embedding"])
         self.train, self.notes = self.data.train, [*self.data.notes]
         size = settings.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
@@ -185,9 +149,7 @@ class SentenceEmbedding(Task):
                 "processes, but those of rows with a text in common (as NO_DUPLICATES)"
             )
         self.notes.append(f"loss: {loss}")
-        self.objective = EmbeddingObjective(
-            self.data.kind, self.options.scale, self.options.mini_batch_size
-        )
+        self.objective = EmbeddingObjective(self.data.kind, self.options.scale)
         self._prompts = ("", "")
         self._sentences: Any = None
         self._max_length = 0
@@ -301,58 +263,21 @@ class SentenceEmbedding(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """Return the ranks of relevant texts, or a plot of cosines by score."""
+        """Return the queries whose relevant texts have the lowest ranks."""
         if self.objective.last is None:
             return ()
-        split, vectors, hits = self.objective.last
+        split, hits = self.objective.last
         judged = self.objective.judged[split]
         corpus = judged.corpus
-        if hits is None or corpus is None:
-            draw = functools.partial(
-                figures.scatter, judged.labels[:, 1], _cosines(vectors, judged)
-            )
-            return [Section(title=f"Cosines by score, {split} data", figure=("cosines", draw))]
+        assert corpus is not None
 
         def show(query: int) -> tuple[str, str, str]:
-            relevant = corpus.documents[corpus.relevant[query]]
-            near = vectors[relevant] @ vectors[corpus.queries[query]]
-            other = corpus.documents[hits.wrong_at[query]]
-            numbers = corpus.queries[query], relevant[int(near.argmax())], other
-            query_text, right, wrong = (judged.texts[int(number)][TEXT] for number in numbers)
-            return query_text, right, wrong
+            best = (corpus.documents[positions[query]] for positions in (hits.right, hits.wrong))
+            numbers = corpus.queries[query], *best
+            first, right, wrong = (judged.texts[int(number)][TEXT] for number in numbers)
+            return first, right, wrong
 
-        return figures.ranking_sections(split, hits.ranks, hits.right, hits.wrong, show)
-
-
-def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
-    """Return pairs for lists: texts with a label above 0 belong to the query, texts with 0 do not.
-
-    Raises:
-        DataError: no text has a label above 0.
-    """
-    if kind != LISTS:
-        return kind, rows
-    lost = 0
-
-    def pairs() -> Iterator[dict[str, Any]]:
-        nonlocal lost
-        for batch in rows.to_batches(_AT_ONCE):
-            for row in batch.to_pylist():
-                labelled = list(zip(row[TEXTS], row[SCORES], strict=True))
-                wrong = [text for text, score in labelled if score <= 0]
-                right = [text for text, score in labelled if score > 0]
-                lost += not right
-                scores = [1.0, *[0.0] * len(wrong)]
-                for text in right:
-                    yield {QUERY: row[QUERY], TEXTS: [text, *wrong], SCORES: scores}
-
-    table = spooled_rows(relevance.SCHEMA, pairs())
-    if not table.num_rows:
-        raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
-    notes.append("lists: texts with a label above 0 belong to the query, the others do not")
-    if lost:
-        notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
-    return PAIRS, table
+        return ranking_scores.worst_queries(split, hits, show)
 
 
 TASK = SentenceEmbedding
