@@ -35,11 +35,6 @@ def numbers(*headings: str) -> list[tuple[str, str]]:
     return [(heading, NUMBER) for heading in headings]
 
 
-def texts_with_numbers(*headings: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return columns of texts, each followed by a column of numbers."""
-    return [column for text, number in headings for column in ((text, TEXT), (number, NUMBER))]
-
-
 RULE = "\u2029"
 """Between the two texts of a pair."""
 _SHOWN_CHARS = 280

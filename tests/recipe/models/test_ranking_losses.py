@@ -28,26 +28,21 @@ def library(name: str, **options: Any) -> Any:
     return getattr(losses, name)(model=None, **options)
 
 
-@pytest.mark.parametrize(("most", "scale"), [(2, 20.0), (5, 50.0)])
-def test_multiple_negatives_are_the_librarys(most: int, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("most", "scale", "sizes"), [(2, 20.0, ()), (5, 50.0, ()), (3, 20.0, (16, 8, 4))]
+)
+def test_multiple_negatives_are_the_librarys(
+    most: int, scale: float, sizes: tuple[int, ...]
+) -> None:
+    """Of several sizes, MatryoshkaLoss sums the losses."""
     vectors = vectors_of(9, most)
     texts = torch.arange(1, 9 * most + 1).reshape(9, most)
-    ours = ranking_losses.multiple_negatives(vectors, texts, scale).mean()
+    ours = ranking_losses.multiple_negatives(vectors, texts, scale, sizes).mean()
     loss = library("MultipleNegativesRankingLoss", scale=scale)
-    compare(ours, loss.compute_loss_from_embeddings(list(vectors.unbind(1)), None), vectors)
-
-
-def test_sizes_are_matryoshka_losses_summed() -> None:
-    vectors = vectors_of(6, 3)
-    texts = torch.arange(1, 19).reshape(6, 3)
-    ours = ranking_losses.multiple_negatives(vectors, texts, 20.0, (16, 8, 4)).mean()
-    loss = library("MultipleNegativesRankingLoss")
     theirs = sum(
         (
-            loss.compute_loss_from_embeddings(
-                [vectors_of_text[:, :size] for vectors_of_text in vectors.unbind(1)], None
-            )
-            for size in (16, 8, 4)
+            loss.compute_loss_from_embeddings([text[:, :size] for text in vectors.unbind(1)], None)
+            for size in sizes or (16,)
         ),
         torch.zeros(()),
     )

@@ -9,10 +9,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer import modules
 
 from recipe.backend.requests.payloads import BadRequest
+from recipe.backend.saved import origin
+from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import model as sentence_encoder
@@ -194,6 +196,22 @@ def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path)
     sparse = library.encode(LONG)
     library.encode("said")
     assert abs(library.encode(LONG) - sparse).max() > 1e-2
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_sparse_encoder_is_not_trained_as_one_with_mean_pooling(
+    is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save("BertForMaskedLM", tmp_path / "start")
+    SparseEncoder(str(folder)).save_pretrained(str(tmp_path / "saved"))
+    name = str(tmp_path / "saved")
+    if not is_local:  # on the hub
+        name = "somebody/sparse"
+        monkeypatch.setattr(
+            origin, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
+        )
+    with pytest.raises(ModelError, match=r"is a SparseEncoder.*retrieval/train_encoder.py"):
+        sentence_encoder.load(Source(name=name, is_local=is_local), Hyperparameters())
 
 
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:

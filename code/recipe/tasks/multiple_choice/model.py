@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,13 +27,10 @@ def patch_forward_for_choices(model: Any) -> None:
 
     transformers gives it [samples, choices, tokens], all samples with equally many choices.
     """
-    inner = lora.bare(model)
-    inner.forward = functools.update_wrapper(
-        functools.partial(_forward, inner.forward), inner.forward
-    )
+    lora.patch_forward(model, _forward)
 
 
-def _forward(usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
     rows = {
         name: value[:, None] if isinstance(value, Tensor) and value.dim() == 2 else value
         for name, value in inputs.items()

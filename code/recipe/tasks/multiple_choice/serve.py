@@ -91,13 +91,12 @@ def a_question(value: Any) -> Question:
     """
     if isinstance(value, bytes):
         a_text(value)
-    if not isinstance(value, dict) or not _KEYS <= set(value) <= {*_KEYS, "context"}:
-        raise BadRequest(
-            f"An input is {str(value)[:60]!r}, not a question with its choices. {_EXAMPLE}"
-        )
-    choices = value["choices"]
+    is_object = isinstance(value, dict) and _KEYS <= set(value) <= {*_KEYS, "context"}
+    choices = value["choices"] if is_object else ()
     if not isinstance(choices, list) or len(choices) < 2:
-        raise BadRequest(f"choices is {str(choices)[:60]!r}, not a list of two or more. {_EXAMPLE}")
+        raise BadRequest(
+            f"An input is {str(value)[:60]!r}, not a question with two or more choices. {_EXAMPLE}"
+        )
     texts = [a_text(text) for text in (value.get("context", ""), value["question"], *choices)]
     if not all(text.strip() for text in texts[1:]):
         raise BadRequest(f"A question or a choice is empty. {_EXAMPLE}")

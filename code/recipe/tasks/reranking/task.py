@@ -36,11 +36,8 @@ from recipe.reports.section import Section
 from recipe.task_table import TASKS
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.base import (
-    OK,
     SHOWN_CHARS,
-    WARNING,
     EncoderObjective,
-    Finding,
     Model,
     Task,
     Tokenizer,
@@ -226,18 +223,6 @@ class Reranking(Task):
         chosen_rows = self.train.select(rows)
         pairs = _pairs(chosen_rows) if self.is_listwise else chosen_rows
         return text_tokens.lengths(pairs, tokenizer)
-
-    def findings(self) -> Iterator[Finding]:
-        """Return some rows as they were read, and how many queries cannot be ranked."""
-        yield from super().findings()
-        alike = sum(len(set(scores)) == 1 for scores in self.data.evaluation[SCORES])
-        if alike:
-            yield Finding(
-                level=WARNING if alike > len(self.data.evaluation) / 2 else OK,
-                what="evaluation",
-                detail=f"{alike} of {len(self.data.evaluation)} queries have texts with only one "
-                "label, and are left out of ranking scores",
-            )
 
     def shown(self, row: Mapping[str, Any]) -> str:
         texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)

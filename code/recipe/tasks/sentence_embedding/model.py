@@ -8,8 +8,6 @@ and the encoder takes packed batches.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,15 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.compat import attend_fully, dtype_argument, new_weights
+from recipe.backend.saved.origin import Origin
+from recipe.compat import dtype_argument
 from recipe.console import say, say_row
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.errors import ModelError
 from recipe.models import lora, packed_encoders
 from recipe.models.pretrained import Source
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
+from recipe.tasks.sentence_embedding.serve import load_modules
 
 AFTER = "after_encoder"
 """The attribute of an encoder with the modules that follow it: pooling, then any others."""
@@ -43,52 +43,15 @@ def load(
     source: Source, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
     """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
-    SentenceTransformer.
-
-    Raises:
-        ModelError: it cannot be reached or loaded, lacks layers, or is not a transformer followed
-            by pooling.
-    """
-    from sentence_transformers import SentenceTransformer
-
+    SentenceTransformer. Raise ModelError as `load_modules`."""
+    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.hf_token:
-        os.environ["HF_TOKEN"] = settings.hf_token
-    settings_file = Path(source.name) / "config_sentence_transformers.json"
-    if settings_file.is_file():
-        kind = json.loads(settings_file.read_text(encoding="utf-8")).get("model_type")
-        if kind not in (None, "SentenceTransformer"):  # would be loaded with mean pooling
-            raise ModelError(
-                f"The model {source.name} is a {kind} of sentence-transformers, but "
-                "task=sentence-embedding trains models that return one dense vector per text.",
-                "Train it by the script examples/retrieval/train_encoder.py.",
-            )
+        options["token"] = settings.hf_token
     with checksums.verified(source.name):
-        try:
-            sentences: Any = SentenceTransformer(
-                source.name,
-                device="cpu",
-                model_kwargs=dtype_argument(torch.float32),
-                trust_remote_code=settings.trust_remote_code,
-            )
-        except UNLOADABLE as error:
-            raise ModelError(
-                f"The model {source.name} cannot be loaded: {why_unloadable(error)}",
-                "Give a folder of sentence-transformers, or an encoder with its tokenizer. A job "
-                "without network takes it from a channel called model.",
-            ) from error
-    parts = [type(module).__name__ for module in sentences]
-    encoder: Any = getattr(sentences[0], "auto_model", None)
-    if not isinstance(encoder, PreTrainedModel) or "Pooling" not in parts[1:2]:
-        raise ModelError(
-            f"The model {source.name} consists of {', '.join(parts)}, but only a transformer "
-            "followed by pooling can be trained.",
-            "Give such a model.",
-        )
-    new_weights.check_layers(source.name, encoder, new_weights.missing_weights(encoder))
-    attend_fully(encoder)
+        sentences = load_modules(Origin(source.name, options), "cpu", dtype_argument(torch.float32))
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
     why = "from the model" if is_saved else "the default without a modules.json"
-    others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
+    others = "".join(f", then {type(module).__name__}" for module in list(sentences)[2:])
     say_row("pooling", f"{_mode(sentences[1])} ({why}){others}")
     named = sentences.similarity_fn_name
     if named != "cosine":
@@ -97,6 +60,7 @@ def load(
             f"({named})"
         )
     sentences.similarity_fn_name = "cosine"
+    encoder = sentences[0].auto_model
     setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
     wrapped = lora.wrap(encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False)
     for name, weight in wrapped.named_parameters():

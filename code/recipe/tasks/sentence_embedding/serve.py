@@ -46,9 +46,12 @@ _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
 TOKENS, VECTORS = "huggingface", "vectors"
 """The values of AMPHORA_ANSWERS: a vector for each token, as in Hugging Face's image, or one for
 each text."""
-_REMEDY = "Add an inference.py that loads it to its folder code, as examples/retrieval has one."
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """Modules that read the pooled vector alone."""
+_REMEDY = (
+    "Only a transformer with pooling and dense layers is read: train others by "
+    "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
+)
 
 
 @dataclass(frozen=True)
@@ -147,35 +150,13 @@ class SentenceVectors(Embedder):
                 cannot compute it.
             ValueError: AMPHORA_DTYPE is an unsupported precision, or AMPHORA_BUCKETS is invalid.
         """
-        from sentence_transformers import SentenceTransformer
-
         kind, name, dtype = precision.chosen(environ)
         is_static = kind in programs.DEVICES
-        library = origin.sentence_settings.get("model_type") or "SentenceTransformer"
-        if library != "SentenceTransformer":
-            raise ModelError(f"{origin.location} is a {library} of sentence-transformers.", _REMEDY)
-        try:
-            model: Any = SentenceTransformer(
-                origin.location,
-                device="cpu" if is_static else kind,
-                model_kwargs={**dtype_argument(dtype), **(programs.ATTENTION if is_static else {})},
-                **origin.options,
-            )
-        except (*UNLOADABLE, KeyError, TypeError) as error:
-            raise ModelError(
-                f"The SentenceTransformer {origin.location} cannot be loaded: "
-                f"{why_unloadable(error)}",
-                "It needs every file that its save_pretrained wrote.",
-            ) from error
-        parts = [type(module).__name__ for module in model]
-        encoder = getattr(model[0], "auto_model", None)
-        is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
-        if not is_usual or not isinstance(encoder, PreTrainedModel):
-            raise ModelError(f"{origin.location} consists of {', '.join(parts)}.", _REMEDY)
+        options = {**dtype_argument(dtype), **(programs.ATTENTION if is_static else {})}
+        model = load_modules(origin, "cpu" if is_static else kind, options)
+        encoder = model[0].auto_model
         # RoBERTa's positions begin after the padding index: 512 of 514 are usable.
         model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(encoder))
-        new_weights.check_layers(origin.location, encoder, new_weights.missing_weights(encoder))
-        attend_fully(encoder)
         if not is_static:
             packed_encoders.patch_forward_for_lengths(encoder)
         # Dense layers are loaded separately, in float32.
@@ -183,13 +164,14 @@ class SentenceVectors(Embedder):
         weights.refuse_broken(model, origin)
         first = (origin.sentence_modules or [{}])[0].get("path", "")
         refuse_empty(model.tokenizer, str(Path(origin.location) / first))
+        shown = ", ".join(type(module).__name__ for module in model)
         print(
-            f"model: SentenceTransformer ({', '.join(parts)}) on {kind} in {name}, "
+            f"model: SentenceTransformer ({shown}) on {kind} in {name}, "
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
         # A request may set `normalize: false`, so the model must not run the last module.
-        normalizes = parts[-1] == "Normalize"
+        normalizes = type(model[-1]).__name__ == "Normalize"
         if normalizes:
             model.pop(-1)
         loaded = loading.laid_out(
@@ -305,6 +287,43 @@ class TokenFeatures(ServedTask):
 
 def _normalized(vector: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(vector, dim=-1)
+
+
+def load_modules(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
+    """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
+    layers.
+
+    Args:
+        model_kwargs: Keyword arguments with which transformers loads the encoder.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, lacks layers, or consists of something else.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":  # would be loaded with mean pooling
+        raise ModelError(
+            f"The model {origin.location} is a {kind} of sentence-transformers.", _REMEDY
+        )
+    try:
+        sentences: Any = SentenceTransformer(
+            origin.location, device=device, model_kwargs=dict(model_kwargs), **origin.options
+        )
+    except (*UNLOADABLE, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
+            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
+            "job without network takes it from a channel called model.",
+        ) from error
+    parts = [type(module).__name__ for module in sentences]
+    encoder = getattr(sentences[0], "auto_model", None)
+    is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
+    if not is_usual or not isinstance(encoder, PreTrainedModel):
+        raise ModelError(f"The model {origin.location} consists of {', '.join(parts)}.", _REMEDY)
+    new_weights.check_layers(origin.location, encoder, new_weights.missing_weights(encoder))
+    attend_fully(encoder)
+    return sentences
 
 
 def load_vectors(origin: Origin) -> Embedder:
