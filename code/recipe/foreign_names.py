@@ -168,8 +168,10 @@ assistant_only_loss completion_only_loss | on | completions and the assistant's 
   Leave it out: only these are learned. To learn prompts, too, write both into a column text.
 train_on_inputs train_on_prompt | off | completions and the assistant's turns are learned | Leave it
   out: only these are learned. To learn prompts, too, write both into a column text.
+label_all_tokens | off | the first token of each word is learned | Leave it out: only the first
+  token of each word is learned.
 version_2_with_negative | any | the data shows which questions have no answer
-n_best_size | 20 | it is the value of evaluations | Leave it out: it is 20.
+n_best_size | any | all spans are compared
 max_answer_length | 30 | it is the value of evaluations | Leave it out: it is 30 tokens; a served
   model takes max_answer_len.
 null_score_diff_threshold | 0 0.0 | it is the value of evaluations | Leave it out: no answer wins if

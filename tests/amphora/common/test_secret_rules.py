@@ -72,7 +72,7 @@ def test_names_of_ordinary_things() -> None:
         "TOKENIZERS_PARALLELISM", "tokenization", "token_type_ids", "pad_token", "pad_token_id",
         "eos_token", "eosToken", "eos_token_ids", "bos_token", "sep_token", "cls_token", "mask_token",
         "unk_token", "image_token", "next_token", "decoder_start_token_id", "stop_token",
-        "new_token_count", "keep_first_token", "token_classification", "label_all_tokens", "key",
+        "new_token_count", "keep_first_token", "token_classification", "key",
         "key_column", "keyboard", "primary_key", "sort_key", "public_key", "label_key", "text_key",
         "keys", "keypoints", "monkey", "password_column", "secret_name", "secret_arn", "secretary",
         "secrets_manager_region", "PWD", "OLDPWD", "pwd_mode", "passage", "forward_pass", "num_passes",

@@ -42,10 +42,9 @@ def tagged(judged: bool) -> TaggedSamples:
     tags = random.integers(0, 3, STARTS[-1])
     tags[random.random(STARTS[-1]) < 0.4] = NOT_LEARNED
     tags[STARTS[:-1]] = 1
-    heads = (tags != NOT_LEARNED) & (random.random(STARTS[-1]) < 0.7)
     sums = np.concatenate([[0], np.cumsum(tags != NOT_LEARNED)])
     labels = np.stack([np.diff(sums[STARTS]), ROWS], axis=1)
-    return TaggedSamples(ids(), STARTS, labels, tags.astype(np.int16), heads, judged)
+    return TaggedSamples(ids(), STARTS, labels, tags.astype(np.int16), judged)
 
 
 def windows(judged: bool) -> Windows:
@@ -87,13 +86,14 @@ def test_words_are_tagged_as_alone(kind: str, packed: bool) -> None:
     packed_logits = model(**batch).logits
     assert packed_logits.shape == (SIZE, 1 + 3 * words)
     for row in ROWS:
-        heads = samples.heads[samples.span(row)]
-        judged = packed_logits[row, 1:].reshape(3, words)[:, : heads.sum()].detach()
-        expected = alone[row].detach()[torch.tensor(heads)].softmax(-1).max(-1)
-        torch.testing.assert_close(judged[0].long(), expected.indices)
-        torch.testing.assert_close(judged[1], expected.values, rtol=0, atol=1e-5)
-        assert (judged[2].numpy() == samples.tags[samples.span(row)][heads]).all()
-        assert (packed_logits[row, 1 + 2 * words + heads.sum() :] == token_heads.NO_TAG).all()
+        tags = samples.tags[samples.span(row)]
+        judged = packed_logits[row, 1:].reshape(3, words).detach()
+        heads = judged[2] != token_heads.NO_TAG
+        assert (judged[2][: len(tags)].numpy() == np.maximum(tags, token_heads.NO_TAG)).all()
+        assert not heads[len(tags) :].any()
+        expected = alone[row].detach()[heads[: len(tags)]].softmax(-1).max(-1)
+        torch.testing.assert_close(judged[0][heads].long(), expected.indices)
+        torch.testing.assert_close(judged[1][heads], expected.values, rtol=0, atol=1e-5)
     assert_same_losses(model, packed_logits[: len(ROWS), 0], wanted, 2e-5)
 
 

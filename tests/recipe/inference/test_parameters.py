@@ -85,7 +85,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         usual={"top_k": 3},
         changes={
             "top_k": 1, "doc_stride": (6, {"max_seq_len": 24}), "max_answer_len": 1,
-            "max_seq_len": (20, {"doc_stride": 2}), "max_question_len": 2,
+            "max_seq_len": (20, {"doc_stride": 2}),
             "handle_impossible_answer": (True, {"top_k": 400}), "align_to_words": False,
         },
         without_effect={"padding"},

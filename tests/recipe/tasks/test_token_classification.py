@@ -1,14 +1,15 @@
 """Words with tags: every format and spelling to the same entities; illegal data names its row."""
 
+import itertools
 import json
 import random
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
@@ -18,7 +19,6 @@ from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification
 from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification.data import Tagged, iob2
-from recipe.tasks.token_classification.report import entities_of
 from recipe.tasks.token_classification.tokens import reading_words, windows
 from tests.support import causal_kit
 from tests.support.jobs import write
@@ -67,13 +67,10 @@ FILES = {
     "doccano": ("a.jsonl", rows_of(lambda t, s: {"id": 1, "text": t, "label": s})),
     "records": ("a.jsonl", rows_of(lambda t, s: {"text": t, "entities": [
         {"start": a, "end": b, "label": c, "text": t[a:b]} for a, b, c in s]})),
-    "label studio": ("a.json", json.dumps([{"data": {"text": t}, "annotations": [{"result": [
-        {"value": {"start": a, "end": b, "labels": [c], "text": t[a:b]}, "type": "labels"}
-        for a, b, c in s]}]} for t, s in ROWS])),
-    "label studio, simple": ("a.json", json.dumps([{"text": t, "label": [
+    "label studio": ("a.json", json.dumps([{"text": t, "label": [
         {"start": a, "end": b, "labels": [c]} for a, b, c in s]} for t, s in ROWS])),
 }  # fmt: skip
-NAMED = ("doccano", "label studio, simple")
+NAMED = ("doccano", "label studio")
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -136,14 +133,6 @@ def test_a_named_task_reads_every_variant(
         assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
-def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
-    lines = "__label__good __label__film fine work\n__label__bad __label__book dull pages\n"
-    folder = written(tmp_path / "d", "train.txt", lines * 12)
-    assert detection.find(parse([]), {"train": folder})[0] == "text-classification"
-    with pytest.raises(DataError, match=r"to whole texts.*task=text-classification"):
-        load(folder)
-
-
 def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")),
@@ -183,12 +172,13 @@ def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
         # CoNLL-2012's first column names documents; its entities are brackets, which are no tags either.
         ("a.conll", "bc/0 0 Ada (PERSON)\nbc/0 1 sat *\nbc/0 2 here *\n\n" * 3, [],
          ["first column", "is the same in all lines"]),
+        ("train.txt", "__label__good __label__film fine work\n" * 24, [], ["no spans that can be read"]),
         ("train.txt", "B-PER Ada\nO sat\nB-LOC Rome\n\n" * 12, [], ["first column", "has tags such as 'B-PER'"]),
         ("t.jsonl", "\n".join(json.dumps({"tokens": ["a", "b"], "ner_tags": ["O", tag]})
                               for tag in ("B-PER", "B-Per", "B-ORG")), [],
          ["the classes 'PER' and 'Per', which would be two"]),
         ("train.csv", "Sentence,Word,Tag\n" + "1,Ada,B-PER\n1,sat,O\n" * 12,
-         ["--text_column", "Word", "--label_column", "Tag"], ["24 rows of", "has one word only"]),
+         ["--text_column", "Word", "--label_column", "Tag"], ["no spans that can be read", '{"tokens": ["Ada", "sat"]']),
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_words_with_tags_is_refused(
@@ -208,6 +198,8 @@ def test_what_is_no_list_of_words_with_tags_is_refused(
         ({"text": "a b", "entities": [[2, 2, "X"]]}, ["2 to 2", "line 3"]),
         ({"text": "a b", "entities": [{"start": 0, "end": 1, "label": "X", "text": "b"}]},
          ["'a' and not 'b'", "line 3"]),
+        ({"text": "a b", "entities": [{"result": [{"value": {"start": 0, "end": 1, "labels": ["X"]}}]}]},
+         ["no spans that can be read", "from Label Studio, export JSON-MIN", "line 3"]),
     ],
 )  # fmt: skip
 def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list[str]) -> None:
@@ -286,7 +278,7 @@ def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any) -> None:
         read = Entities([tags], scheme).entities[0]
         if scheme is not IOE1:  # of which seqeval loses entities of one word beside each other
             assert [(item.tag, item.start, item.end) for item in read] == entities
-        results = [(kind, first, last + 1) for kind, first, last in entities_of(iob2(tags))]
+        results = [(kind, first, last + 1) for kind, first, last in get_entities(iob2(tags))]
         assert results == entities, tags
 
 
@@ -308,18 +300,15 @@ def spell(entities: Sequence[tuple[str, int, int]], scheme: str, length: int) ->
     return tags
 
 
-def test_each_word_is_learned_in_one_window_that_fits() -> None:
-    drawn = random.Random(0)
-    for _ in range(300):
-        sizes = [drawn.choice([1, 1, 1, 2, 3, 9, 40]) for _ in range(drawn.randint(1, 60))]
-        room = drawn.randint(4, 30)
-        results = list(windows(sizes, room, True))
-        assert [word for _, learned in results for word in learned] == list(range(len(sizes)))
+def test_each_token_is_learned_in_one_window_that_fits() -> None:
+    for length, room in itertools.product(range(1, 60), range(1, 30)):
+        results = list(windows(length, room, True))
+        assert [token for _, learned in results for token in learned] == list(range(length))
         for window, learned in results:
-            assert set(learned) <= set(window)
-            assert len(window) == 1 or sum(sizes[word] for word in window) <= room
-        ((window, learned),) = windows(sizes, room, False)
-        assert window == learned
+            assert set(learned) <= set(window) <= set(range(length))
+            assert len(window) <= room
+        ((window, learned),) = windows(length, room, False)
+        assert window == learned == range(min(length, room))
 
 
 def test_words_are_read_by_themselves_as_within_a_text(tmp_path: Path, tiny_model: Path) -> None:
@@ -336,38 +325,6 @@ def test_words_are_read_by_themselves_as_within_a_text(tmp_path: Path, tiny_mode
     assert again(["was", "here"], is_split_into_words=True)["input_ids"] == within
     bert = AutoTokenizer.from_pretrained(tiny_model)
     assert reading_words(bert, str(tiny_model), {}) is bert
-
-
-def test_rows_that_nobody_accepted_or_annotated_are_left_out(tmp_path: Path) -> None:
-    text = "Ada sat in Rome"
-    ada, rome = {"start": 0, "end": 3, "label": "PER"}, {"start": 11, "end": 15, "label": "PER"}
-    prodigy = [
-        {"text": text, "spans": [span], "answer": answer, "_input_hash": number}
-        for number, (span, answer) in enumerate(
-            [(ada, "accept"), (rome, "reject"), (rome, "ignore"), (ada, "accept")]
-        )
-    ]
-    label_studio = [
-        {"data": {"text": text}, "annotations": [
-            {"was_cancelled": skipped, "result": [{"value": {**span, "labels": ["PER"]}}]}
-            for span, skipped in tasks]}
-        for tasks in ([(ada, False), (rome, True)], [], [(rome, True)], [(ada, False)])
-    ]  # fmt: skip
-    for name, rows, why in (
-        ("prodigy", prodigy, "2 rows of .* not accepted in Prodigy"),
-        ("studio", label_studio, "2 rows of .* not annotated in Label Studio"),
-    ):
-        folder = written(tmp_path / name, "train.json", json.dumps(rows))
-        loaded = load(folder, "--task", "token-classification")
-        assert loaded.train["tags"][:] == [["B-PER", "O", "O", "O"]] * 2
-        assert any(re.search(why, line) for line in loaded.notes)
-
-
-def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
-    lines = "text,labels\nAda sat in Rome,B-PER O O B-LOC\nshe sat,O O\n"
-    loaded = load(written(tmp_path / "d", "train.csv", lines), "--task", "token-classification")
-    assert loaded.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
-    assert loaded.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
 
 
 def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:

@@ -139,9 +139,6 @@ def test_words_to_mask_are_those_of_each_row(
     assert actual.back.tolist() == [number for _, back in expected for number in back]
 
 
-TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=None)
-
-
 @pytest.mark.parametrize("case", [
     pytest.param((IDS, lambda split, tokenizer: texts.samples(split, tokenizer, LONGEST)), id="texts"),
     pytest.param((TALKS, lambda split, tokenizer: documents.tokenise(
@@ -149,7 +146,7 @@ TAGGING = words.Tagging(names=("O", "B-X", "I-X"), all_pieces=True, long_texts=N
     pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenise(
         "evaluation", split, tokenizer, LONGEST, Options(), False)), id="masked"),
     pytest.param((TAGGED, lambda split, tokenizer: words.tokenise(
-        "train", split, tokenizer, LONGEST, TAGGING)), id="words"),
+        "train", split, tokenizer, LONGEST, ("O", "B-X", "I-X"), True)), id="words"),
     pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(
         "train", split, tokenizer, LONGEST + 8, 3)), id="windows"),
     pytest.param((PAIRS, lambda split, tokenizer: text_pairs.tokenise(

@@ -39,7 +39,7 @@ COVERED = """
 HASHED = """
     class_names columns completion_column dataset_config_name doc_stride hf_token
     header ignore_columns missing_labels
-    image_column label_all_tokens label_column label_separator long_texts max_length
+    image_column label_column label_separator long_texts max_length
     max_target_length messages_column mlm_probability model_name_or_path num_labels packing
     per_device_train_batch_size problem_type prompt_column sample_by
     source_lang source_prefix target_lang text_column text_pair_column trust_remote_code

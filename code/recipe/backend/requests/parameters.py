@@ -105,7 +105,7 @@ RULES: Mapping[str, Rule] = {
          "hypothesis_template"), TEXT
     ),
     **dict.fromkeys(
-        ("max_length", "doc_stride", "max_question_len", "top_k", "max_answer_len", "truncate_dim",
+        ("max_length", "doc_stride", "top_k", "max_answer_len", "truncate_dim",
          "dimensions", "max_new_tokens", "num_beams", "num_beam_groups", "num_return_sequences"),
         whole(1),
     ),

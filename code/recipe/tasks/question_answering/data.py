@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -27,7 +25,6 @@ from recipe.task_table import TASKS
 ID, QUESTION, CONTEXT, ANSWERS, STARTS = "id", "question", "context", "answers", "starts"
 NESTED, IMPOSSIBLE = "articles", "is_impossible"
 _NONE_THERE = ("is_impossible", "is_unanswerable")
-_AT_ONCE = 10_000
 _WHOLE = re.compile(r"\d+(\.0+)?")
 _SCHEMA = pa.schema([
     (ID, pa.string()),
@@ -58,34 +55,24 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
     """
     notes: list[str] = []
     reading = read_columns(channels, TASKS["question-answering"], settings, notes)
-    built = {}
-    findings = []
+    built, findings, unanswered = {}, [], {}
     for split, tables in reading.converted(lambda file: _questions(file, notes)).items():
         table = pa.concat_tables(tables)
         if not table.num_rows:
             raise DataError(f"The {split} data has no question.", "Give some, or leave it out.")
-        if pc.count_distinct(table[ID]).as_py() < table.num_rows:
-            numbers = pc.cast(pa.array(np.arange(table.num_rows)), pa.string())
-            table = table.set_column(table.column_names.index(ID), ID, numbers)
-            notes.append(f"{split} data: some questions share an id: they are numbered instead.")
         built[split] = held_out.data_set([table])
-        count = f"{table.num_rows} questions ({_unanswered(built[split])} without an answer)"
+        counts = pc.list_value_length(table[ANSWERS])
+        unanswered[split] = int((counts.to_numpy() == 0).sum())
+        count = f"{table.num_rows} questions ({unanswered[split]} without an answer)"
         findings.append(describe_files(reading.files_of(split), count))
-    uses, rule = held_out.assign(built, settings)
-    unanswered = _unanswered(uses["train"])
-    if unanswered == len(uses["train"]):
+    if unanswered["train"] == len(built["train"]):
         raise DataError(
             "No question of the training data has an answer.",
             'Give answers as {"text": ["Ada"], "answer_start": [0]}.',
         )
-    return Questions(**uses, has_unanswerable=unanswered > 0, notes=[*notes, *findings, rule])
-
-
-def _unanswered(split: datasets.Dataset) -> int:
-    """Return how many of the questions have no answer."""
-    batches = values.tables(split.select_columns([ANSWERS]), _AT_ONCE)
-    counts = [pc.list_value_length(batch[ANSWERS]).to_numpy() for batch in batches]
-    return sum(int((of_batch == 0).sum()) for of_batch in counts)
+    uses, rule = held_out.assign(built, settings)
+    notes = [*notes, *findings, rule]
+    return Questions(**uses, has_unanswerable=unanswered["train"] > 0, notes=notes)
 
 
 def _questions(file: Read, notes: list[str]) -> pa.Table:

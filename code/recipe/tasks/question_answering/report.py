@@ -1,14 +1,13 @@
-"""Find the answers to questions in the model's outputs for windows, score them, and show them.
+"""Find the answers to questions in the model's outputs for windows, and score them.
 
 The scores are those of SQuAD's official scripts (1.1, and 2.0 if questions may have no answer).
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import string
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recipe.reports import section
 from recipe.reports.section import Section
+from recipe.tasks.question_answering import spans
 from recipe.tasks.question_answering.tokens import NOWHERE, Windows
 
-_BEST, LONGEST_ANSWER = 20, 30
-_EXAMPLES, _SHOWN_CHARS = 12, 240
+LONGEST_ANSWER = 30
 Array = npt.NDArray[Any]
 
 
@@ -29,14 +27,10 @@ Array = npt.NDArray[Any]
 class Answer:
     """The model's answer to a question."""
 
-    question: str
-    context: str
     text: str
     """Empty if there is no answer."""
     start: int
     """Its first character in the context; -1 without an answer."""
-    margin: float
-    """The difference between its logits and those of no answer (or of the next best answer)."""
     true: Sequence[str]
 
     @property
@@ -101,47 +95,21 @@ def find(
         may_be_none: Whether a question may have no answer.
     """
     tokens = (outputs.shape[1] - 1) // 2
-    windows_of_row: dict[int, list[int]] = defaultdict(list)
-    for window, number in enumerate(windows.labels[:, 2].tolist()):
-        windows_of_row[number].append(window)
+    best = [(-np.inf, 0, 0)] * len(rows)
+    nothing = [np.inf] * len(rows)
+    for window, (_, _, number, nowhere) in enumerate(windows.labels.tolist()):
+        span = windows.span(window)
+        begins, ends = windows.begins[span], windows.ends[span]
+        both = outputs[window, 1:].reshape(2, tokens)[:, : len(begins)]
+        nothing[number] = min(nothing[number], float(both[:, nowhere].sum()))
+        start, end = np.where(begins == NOWHERE, -np.inf, both)
+        for first, last, score in spans.likeliest(start, end, 1, LONGEST_ANSWER):
+            best[number] = max(best[number], (score, int(begins[first]), int(ends[last])))
     answers = []
-    for number, row in enumerate(rows):
-        nothing = np.inf
-        candidates: list[tuple[float, int, int]] = []
-        for window in windows_of_row[number]:
-            span = windows.span(window)
-            begins, ends = windows.begins[span], windows.ends[span]
-            length = len(begins)
-            start = outputs[window, 1 : 1 + length]
-            end = outputs[window, 1 + tokens : 1 + tokens + length]
-            nowhere = int(windows.labels[window, 3])
-            nothing = min(nothing, float(start[nowhere] + end[nowhere]))
-            inside = begins != NOWHERE
-            firsts, lasts = (
-                np.argsort(-np.where(inside, logits, -np.inf), kind="stable")[:_BEST]
-                for logits in (start, end)
-            )
-            candidates += [
-                (float(start[first] + end[last]), int(begins[first]), int(ends[last]))
-                for first in firsts
-                for last in lasts
-                if inside[first] and inside[last] and first <= last < first + LONGEST_ANSWER
-            ]
-        candidates.sort(reverse=True)
-        score, begin, stop = candidates[0] if candidates else (-np.inf, 0, 0)
-        others = [rival for rival, *edges in candidates if edges != [begin, stop]]
-        rival = nothing if may_be_none else max(others, default=score)
-        is_none = not candidates or (may_be_none and nothing > score)
-        answers.append(
-            Answer(
-                question=row["question"],
-                context=row["context"],
-                text="" if is_none else row["context"][begin:stop],
-                start=-1 if is_none else begin,
-                margin=float(nothing - score if is_none else score - rival),
-                true=row["answers"],
-            )
-        )
+    for row, none, (score, begin, stop) in zip(rows, nothing, best, strict=True):
+        is_none = score == -np.inf or (may_be_none and none > score)
+        text = "" if is_none else row["context"][begin:stop]
+        answers.append(Answer(text=text, start=-1 if is_none else begin, true=row["answers"]))
     return answers
 
 
@@ -166,48 +134,6 @@ class FoundAnswers:
                 "f1": round(answer.f1, 6),
             }
 
-    def sections(self) -> list[Section]:
-        """Return scores of the kinds of questions, and the wrong answers, most confident first."""
-        first_words = [(normal(answer.question).split() or [""])[0] for answer in self.answers]
-        groups = {
-            "all": self.answers,
-            "with an answer": [answer for answer in self.answers if answer.true],
-            "without an answer": [answer for answer in self.answers if not answer.true],
-        }
-        for word, _ in Counter(first_words).most_common(8):
-            is_first = (other == word for other in first_words)
-            groups[f"{word} ..."] = list(itertools.compress(self.answers, is_first))
-        rows = [
-            [name, f"{_mean([member.exact for member in members]):.1f}",
-             f"{_mean([member.f1 for member in members]):.1f}", str(len(members))]
-            for name, members in groups.items() if members
-        ]  # fmt: skip
-        wrong = sorted(
-            (answer for answer in self.answers if answer.f1 < 1), key=lambda one: -one.margin
-        )
-        worst = []
-        for answer in wrong[:_EXAMPLES]:
-            start = max(0, answer.start - _SHOWN_CHARS // 2)
-            shown = answer.context[start : start + _SHOWN_CHARS]
-            is_cut = start + len(shown) < len(answer.context)
-            worst.append([
-                answer.question,
-                f"{'... ' * bool(start)}{shown}{' ...' * is_cut}",
-                " | ".join(dict.fromkeys(answer.true)) or "(none)",
-                answer.text or "(none)",
-                f"{answer.f1:.0%}",
-            ])  # fmt: skip
-        return [
-            Section(
-                title=f"Questions, {self.split} data",
-                columns=section.texts("questions") + section.numbers("exact match", "F1", "count"),
-                rows=rows,
-            ),
-            Section(
-                title=f"Worst answers, {self.split} data",
-                note=f"{len(wrong)} of {len(self.answers)} answers are not completely correct.",
-                columns=section.texts("question", "context", "true", "answer")
-                + section.numbers("F1"),
-                rows=worst,
-            ),
-        ]
+    def sections(self) -> Sequence[Section]:
+        """Return none: the scores are among the metrics, wrong answers in `lines`."""
+        return ()

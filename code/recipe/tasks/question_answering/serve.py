@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.tasks.question_answering import spans
 from recipe.tasks.question_answering.spec import SPECS
 
 PARAMETERS = {
-    "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
-    "handle_impossible_answer", "align_to_words", "padding",
+    "top_k", "doc_stride", "max_answer_len", "max_seq_len", "handle_impossible_answer",
+    "align_to_words", "padding",
 }  # fmt: skip
 _NONE = "handle_impossible_answer"
 _MAX_SEQ_LEN, _DOC_STRIDE, _MAX_ANSWER_LEN = 384, 128, 15
@@ -75,22 +76,6 @@ class QuestionAnswerer(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
-        if not request.records:
-            spread: list[Any] = []
-            for value in request.inputs:
-                if not isinstance(value, dict) or set(value) != {"question", "context"}:
-                    spread.append(value)
-                    continue
-                # Questions about one context, or one question about several.
-                parts = value["question"], value["context"]
-                count = max(len(part) for part in (*parts, [0]) if isinstance(part, list))
-                lists = [part if isinstance(part, list) else [part] * count for part in parts]
-                if not lists[0] or len(lists[0]) != len(lists[1]):
-                    raise BadRequest(
-                        f"There are {len(lists[0])} questions and {len(lists[1])} contexts."
-                    )
-                spread += [{"question": q, "context": c} for q, c in zip(*lists, strict=True)]
-            request = replace(request, inputs=spread)
         inputs = request.read(question_and_context)
         bounds.hold(Bound.ROWS, len(inputs.values))
         most = request.parameters.get("top_k", 1)
@@ -122,23 +107,12 @@ class QuestionAnswerer(ServedTask):
         bounds.hold_text(question, context)
         answer = min(parameters.get("max_answer_len", _MAX_ANSWER_LEN), most)
         bounds.hold(Bound.SCORES, 4 * most * answer, "max_seq_len and max_answer_len")
-        if longest := parameters.get("max_question_len"):
-            tokens = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
-            ends = [0, *(end for _, end in tokens["offset_mapping"])]
-            question = question[: ends[: longest + 1][-1]]
-        asks_first = tokenizer.padding_side == "right"
         turns.pause()
         length = len(tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"])
         room = most - length - tokenizer.num_special_tokens_to_add(pair=True)
         bounds.hold_windows(tokenizer, context, room, stride)
         try:
-            encoded = tokenizer(
-                *((question, context) if asks_first else (context, question)),
-                truncation="only_second" if asks_first else "only_first",
-                max_length=most,
-                stride=stride,
-                return_overflowing_tokens=True,
-            )
+            encoded = spans.encode(tokenizer, [question], [context], most, stride)
         except BaseException as error:
             # If question and stride leave no room, tokenizers panic, which is not an Exception.
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -148,14 +122,12 @@ class QuestionAnswerer(ServedTask):
                 f"which parts share {stride} (doc_stride)."
             ) from error
         windows = []
-        sequence = 1 if asks_first else 0
+        sequence = spans.context_sequence(tokenizer)
         for number, ids in enumerate(encoded["input_ids"]):
             turns.pause()
             allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
-            # The token before all, or XLNet's last one, stands for "no answer".
-            has_cls = tokenizer.cls_token_id in ids
-            nowhere = ids.index(tokenizer.cls_token_id) if has_cls else 0
-            allowed[nowhere] |= has_cls or trained.get(_NONE, False)
+            nowhere = spans.no_answer_token(tokenizer, ids)
+            allowed[nowhere] |= ids[nowhere] == tokenizer.cls_token_id or trained.get(_NONE, False)
             types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
             windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
         if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
@@ -196,25 +168,25 @@ class QuestionAnswerer(ServedTask):
         count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
         longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
         # Several spans of tokens may have the same words.
-        spans = 2 * count + 10 if by_words else count
-        sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
+        candidates = 2 * count + 10 if by_words else count
+        sequence = spans.context_sequence(self.loaded.tokenizer)
         no_answer, answers = 1e6, dict[str, dict[str, Any]]()
         masked = [np.where(window.allowed, logits.T, -10000.0) for window, logits in scored]
         # As in training's evaluation: one softmax over all windows, and of equal words the likelier
         # place. Pipelines normalize each window, and add up equal words.
         is_judged = bool(self._trained)
-        per_window = min(spans, masked[0].shape[1] * longest)
+        per_window = min(candidates, masked[0].shape[1] * longest)
         bounds.hold(Bound.ANSWER, 8 * len(masked) * per_window, "places of answers, by top_k")
-        scale = _scale(np.concatenate(masked, axis=1)) if is_judged else None
+        scale = _log_sum(np.concatenate(masked, axis=1)) if is_judged else None
         for (window, _), values in zip(scored, masked, strict=True):
-            highest, total = scale or _scale(values)
-            start, end = np.exp(values - highest) / total
-            no_answer = min(no_answer, float(start[window.nowhere] * end[window.nowhere]))
-            start[window.nowhere] = end[window.nowhere] = 0.0
-            for first, last, score in likeliest_spans(start, end, spans, longest):
+            both = values - (_log_sum(values) if scale is None else scale)
+            no_answer = min(no_answer, float(np.exp(both[:, window.nowhere].sum())))
+            both[:, window.nowhere] = -np.inf
+            for first, last, log_score in spans.likeliest(*both, candidates, longest):
                 turns.pause()
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
+                score = float(np.exp(log_score))
                 # The offsets of the span's words; of its tokens, if no words are known.
                 edges = [window.encoding.offsets[token] for token in (first, last)]
                 words = [window.encoding.token_to_word(token) for token in (first, last)]
@@ -235,31 +207,10 @@ class QuestionAnswerer(ServedTask):
         return ranked[0] if len(ranked) == 1 else ranked
 
 
-def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the maximum and the sum for a softmax over the tokens of logits [2, tokens]."""
+def _log_sum(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the logarithm [2, 1] of a softmax's denominators over logits [2, tokens]."""
     highest = logits.max(axis=1, keepdims=True)
-    return highest, np.exp(logits - highest).sum(1, keepdims=True)
-
-
-def likeliest_spans(
-    start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], count: int, longest: int
-) -> list[tuple[int, int, float]]:
-    """Return the likeliest spans of at most `longest` tokens: first and last token, and
-    probability."""
-    size, longest = len(start), min(longest, len(start))
-    # By first token and length; spans that would end after the last token are excluded.
-    products = np.full((size, longest), -1.0, dtype=start.dtype)
-    for length in range(longest):
-        products[: size - length, length] = start[: size - length] * end[length:]
-    flat = products.ravel()
-    count = min(count, size * longest - longest * (longest - 1) // 2)
-    likeliest = np.argpartition(-flat, count - 1)[:count]
-    likeliest = likeliest[np.argsort(-flat[likeliest], kind="stable")]
-    firsts, lengths = np.unravel_index(likeliest, products.shape)
-    return [
-        (int(first), int(first + length), float(products[first, length]))
-        for first, length in zip(firsts, lengths, strict=True)
-    ]
+    return np.asarray(highest + np.log(np.exp(logits - highest).sum(1, keepdims=True)))
 
 
 def question_and_context(value: Any) -> tuple[str, str]:
@@ -270,11 +221,12 @@ def question_and_context(value: Any) -> tuple[str, str]:
     """
     if isinstance(value, bytes):
         a_text(value)
-    if not isinstance(value, dict) or set(value) != {"question", "context"}:
+    is_record = isinstance(value, dict) and set(value) == {"question", "context"}
+    if not is_record or not all(isinstance(part, str) for part in value.values()):
         raise BadRequest(
             f"An input is {str(value)[:60]!r}, not a question with its context. {_EXAMPLE}"
         )
-    question, context = a_text(value["question"]), a_text(value["context"])
+    question, context = value["question"], value["context"]
     if not question.strip() or not context.strip():
         raise BadRequest(f"A question or a context is empty. {_EXAMPLE}")
     return question, context

@@ -25,6 +25,7 @@ from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.errors import ModelError
+from recipe.tasks.question_answering import spans
 from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.tokenization import store
 
@@ -119,33 +120,24 @@ def _windows_of(
         list(batch[QUESTION]), add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
     questions, cut = [], []
-    for question, spans in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
-        cut.append(len(spans) > most)
-        while len(spans) > most:
+    for question, offsets in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
+        cut.append(len(offsets) > most)
+        while len(offsets) > most:
             # The rest of a cut word may have more tokens than that part had before.
-            question = question[: min(spans[most - 1][1], len(question) - 1)]
+            question = question[: min(offsets[most - 1][1], len(question) - 1)]
             again = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
-            spans = again["offset_mapping"]
+            offsets = again["offset_mapping"]
         questions.append(question)
-    asks_first = tokenizer.padding_side == "right"
-    contexts = list(batch[CONTEXT])
-    encoded = tokenizer(
-        *((questions, contexts) if asks_first else (contexts, questions)),
-        truncation="only_second" if asks_first else "only_first",
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-    of_context = 1 if asks_first else 0
+    encoded = spans.encode(tokenizer, questions, list(batch[CONTEXT]), max_length, stride)
+    of_context = spans.context_sequence(tokenizer)
     all_begins, all_ends, labels, is_cut = [], [], [], []
     for window, sample in enumerate(encoded["overflow_to_sample_mapping"]):
-        spans = zip(encoded.sequence_ids(window), encoded["offset_mapping"][window], strict=True)
-        edges = [offset if owner == of_context else (NOWHERE, NOWHERE) for owner, offset in spans]
+        tokens = zip(encoded.sequence_ids(window), encoded["offset_mapping"][window], strict=True)
+        edges = [offset if owner == of_context else (NOWHERE, NOWHERE) for owner, offset in tokens]
         begins, ends = map(list, zip(*edges, strict=True))
         ids = encoded[TOKEN_IDS][window]
-        nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
-        span = [nowhere, nowhere]
+        nowhere = spans.no_answer_token(tokenizer, ids)
+        learned = [nowhere, nowhere]
         if batch[ANSWERS][sample]:
             start = batch[STARTS][sample][0]
             stop = start + len(batch[ANSWERS][sample][0])
@@ -154,10 +146,10 @@ def _windows_of(
             if inside and begins[inside[0]] <= start and ends[inside[-1]] >= stop:
                 first = max(index for index in inside if begins[index] <= start)
                 last = min(index for index in inside if ends[index] >= stop)
-                span = [first, max(first, last)]
+                learned = [first, max(first, last)]
         all_begins.append(begins)
         all_ends.append(ends)
-        labels.append([*span, rows[sample], nowhere])
+        labels.append([*learned, rows[sample], nowhere])
         is_cut.append(cut[sample])
     columns = {
         TOKEN_IDS: store.flat(encoded[TOKEN_IDS], np.int32),

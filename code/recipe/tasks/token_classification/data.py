@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS
-from recipe.data.files import fasttext, formats
-from recipe.data.files.part import TAG, UNTAGGED, Part
+from recipe.data.files import formats
+from recipe.data.files.part import UNTAGGED, Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, read_columns
@@ -54,11 +55,13 @@ class _Sentences:
     """The column of tags."""
     table: pa.Table
     """Columns `tokens` and `tags`, of entities in IOB2; no row is without words."""
-    words: int
-    tags: Counter[str]
-    """How many words have each tag, as it is in the file."""
-    begun: Counter[str]
-    """The number of entities of each kind."""
+    tags: frozenset[str]
+    """The tags as they are in the file."""
+
+    @property
+    def words(self) -> Any:
+        """Return the tag of each word, of entities in IOB2."""
+        return pc.list_flatten(self.table[TAGS])
 
 
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
@@ -69,37 +72,26 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """
     notes: list[str] = []
 
-    def read(path: Path) -> Part:
-        part = formats.read_tagged(path, settings.names_in_header)
-        if part.format == fasttext.FORMAT:
-            raise DataError(
-                f"{part.path} has lines with {fasttext.MARK}, whose labels belong to whole texts.",
-                "Give task=text-classification, or a tag for each word (docs/DATA.md).",
-            )
-        return part
-
-    reading = read_columns(channels, TASKS["token-classification"], settings, notes, read)
+    spec, header = TASKS["token-classification"], settings.names_in_header
+    read = functools.partial(formats.read_tagged, header=header)
+    reading = read_columns(channels, spec, settings, notes, read)
     sentences = reading.converted(lambda file: _sentences(file, settings.class_names, notes))
     names, are_entities, summary = _tag_names(sentences["train"], notes)
     built, findings = {}, []
-    problems, known = Problems(), {None, *names}
+    problems = Problems()
     for split, files in sentences.items():
         for one in files:
-            if set(pc.list_flatten(one.table[TAGS]).unique().to_pylist()) <= known:
-                continue
-            for row, tags in enumerate(one.table[TAGS].to_pylist(), 1):
-                with problems.noted():
-                    if strange := [tag for tag in tags if tag not in known]:
-                        raise DataError(
-                            f"{one.part.path}, sentence {row}, has the tag {strange[0]!r}, which "
-                            f"is in the {split} data but not in the training data "
-                            f"({', '.join(names[:20])}).",
-                            "Give training sentences with that tag, or remove it.",
-                        )
+            with problems.noted():
+                if strange := sorted({*one.words.unique().to_pylist()} - {None, *names}):
+                    raise DataError(
+                        f"{one.part.path} has the tag {strange[0]!r}, which is in the {split} data "
+                        f"but not in the training data ({', '.join(names[:20])}).",
+                        "Give training sentences with that tag, or remove it.",
+                    )
         built[split] = held_out.data_set([one.table for one in files])
         if not len(built[split]):
             raise DataError(f"The {split} data has no words.", "Give sentences of a word or more.")
-        count = f"{len(built[split])} sentences of {sum(one.words for one in files)} words"
+        count = f"{len(built[split])} sentences of {sum(len(one.words) for one in files)} words"
         findings.append(describe_files(reading.files_of(split), count))
     problems.check()
     uses, rule = held_out.assign(built, settings)
@@ -113,8 +105,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     Raises:
         DataError: there is one tag only, or an entity type is written in two ways.
     """
-    counts = sum((file.tags for file in files), Counter[str]())
-    in_use, part = set(counts), files[0].part
+    in_use, part = {tag for file in files for tag in file.tags}, files[0].part
     what = f"Column {files[0].column!r} of {part.path}"
     if len(in_use) < 2:
         raise DataError(
@@ -131,6 +122,9 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
             "Write all of them as B-PER, I-PER and O, and -100 for words that are not learned.",
         )
     declared = part.class_names.get(files[0].column, [])
+    counts = Counter[str]()
+    for pair in [pair for file in files for pair in file.words.value_counts().to_pylist()]:
+        counts[pair["values"]] += pair["counts"]
     if not are_entities:
         names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
@@ -149,11 +143,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     kept = [name for name in declared if name in iob2_names]
     if converted := sorted({tag[0] for tag in in_use - set(iob2_names)}):
         notes.append(f"tags: {', '.join(converted)} are converted to B and I (IOB2).")
-    begun = sum((file.begun for file in files), Counter[str]())
-    words: Counter[str] = Counter()
-    for tag, count in counts.items():
-        words[tag[2:]] += count
-    sizes = [f"{kind} ({begun[kind]} B, {words[kind] - begun[kind]} I)" for kind in types]
+    sizes = [f"{kind} ({counts[f'B-{kind}']})" for kind in types]
     summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
     return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
 
@@ -180,7 +170,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
 
 def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
     columns = file.columns[TOKENS], file.columns[TAGS]
-    part, column = spans.annotated(file.part, columns[1], notes), columns[1]
+    part, column = file.part, columns[1]
     if column not in part.class_names and values.integers(part, column):
         if class_names is not None:
             part = part.named(column, labels.listed_names(class_names))
@@ -189,35 +179,32 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                 f"tags: column {column!r} of {part.path} has numbers without names: scored by "
                 "accuracy. Name them in class_names (O,B-PER,I-PER ...) to score entities"
             )
-    counts, begun = Counter[str](), Counter[str]()
-    word_count = trimmed = within = empty = 0
+    in_use, within, empty = set[str](), 0, 0
     problems = Problems()
 
     def sentences() -> Iterator[dict[str, Any]]:
-        nonlocal word_count, trimmed, within, empty
+        nonlocal within, empty
         for start, batch in part.batches(list(dict.fromkeys(columns))):
             cells = (batch[name].to_pylist() for name in columns)
             for row, (text, cell) in enumerate(zip(*cells, strict=True), start):
                 with problems.noted():
                     words, tags = _tags(part, row, text, cell, columns)
                     if words is None and isinstance(text, str):
-                        words, tags, cut = spans.words_of(part, row, text, cell or [])
-                        trimmed, within = trimmed + cut[0], within + cut[1]
+                        words, tags, count = spans.words_of(part, row, text, cell or [])
+                        within += count
                     if not words:
                         empty += 1
                         continue
-                    word_count += len(words)
-                    counts.update(tag for tag in tags if tag is not None)
-                    tags = iob2(tags)
-                    begun.update(tag[2:] for tag in tags if tag and tag[:2] == "B-")
-                    yield {TOKENS: list(map(str, words)), TAGS: tags}
+                    in_use.update(tag for tag in tags if tag is not None)
+                    yield {TOKENS: list(map(str, words)), TAGS: iob2(tags)}
 
     table = spooled_rows(_SCHEMA, sentences())
     problems.check()
-    if word_count == table.num_rows > _MOST_LONE_WORDS:
+    made = _Sentences(part=part, column=column, table=table, tags=frozenset(in_use))
+    if len(made.words) == table.num_rows > _MOST_LONE_WORDS:
         raise DataError(
-            f"Each of the {word_count} rows of {part.path} has one word only: tags depend on the "
-            "other words of a sentence.",
+            f"Each of the {table.num_rows} rows of {part.path} has one word only: tags depend on "
+            "the other words of a sentence.",
             "Give the words of a sentence as lists in one row, or as CoNLL: a word and its tag on "
             "each line, an empty line after each sentence.",
         )
@@ -233,27 +220,17 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
             )
     if empty:
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
-    if trimmed:
-        notes.append(
-            f"{trimmed} spans of {part.path} had white space at their edges, which is removed."
-        )
-    spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
-    return _Sentences(
-        part=part, column=column, table=table, words=word_count, tags=counts, begun=begun
-    )
+    begun = pc.sum(pc.starts_with(made.words, "B-")).as_py() or 0
+    spans.check_edges(part, within, begun, notes)
+    return made
 
 
 def _tags(
     part: Part, row: int, text: Any, cell: Any, columns: tuple[str, str]
 ) -> tuple[list[Any] | None, Any]:
     """Return the words of a row and their tags, None for a word without a tag (-100); None for the
-    words of a text with spans. A text with a list of tags is split at spaces."""
+    words of a text with spans."""
     words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
-    if isinstance(cell, str) and tags is None and all(map(TAG.fullmatch, cell.split())):
-        tags = cell.split()
-    # Spans are lists or records; a row without spans has an empty list.
-    if isinstance(text, str) and words is None and isinstance(tags, list) and tags:
-        words = text.split() if all(isinstance(tag, (str, int)) for tag in tags) else None
     if not isinstance(words, list):
         return None, []
     names = part.class_names.get(columns[1])

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
+from datasets import Dataset
 from seqeval.metrics import sequence_labeling as seqeval  # type: ignore[import-untyped]
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import accuracy_score, classification_report, f1_score
 
-from recipe.reports import figures, section
-from recipe.reports.predictions import confusion
+from recipe.data.column_names import TAGS, TOKENS
+from recipe.reports import section
 from recipe.reports.section import Section
-from recipe.tasks.token_classification.data import OUTSIDE
 
 ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
 TAG_SCORES = ("accuracy", "f1_macro", "f1_weighted")
-_MOST_IN_MATRIX, _MOST_ROWS, _MISTAKES, _SHOWN_WORDS = 40, 60, 12, 40
+_MOST_ROWS = 60
 Array = npt.NDArray[Any]
 
 
@@ -35,13 +33,6 @@ class Sentence:
     sure: list[float]
     """The probability of each predicted tag."""
     true: list[str]
-
-    @property
-    def wrong(self) -> list[bool]:
-        """Return whether the tag of each word is not the true one."""
-        return [
-            predicted != true for predicted, true in zip(self.predicted, self.true, strict=True)
-        ]
 
 
 def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Sentence]:
@@ -69,40 +60,30 @@ def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Se
     return sentences
 
 
-def _flat_tags(sentences: Sequence[Sentence]) -> tuple[list[str], list[str]]:
-    """Return the true tags and the predicted ones of all words."""
-    return (
-        [tag for sentence in sentences for tag in sentence.true],
-        [tag for sentence in sentences for tag in sentence.predicted],
-    )
-
-
 def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float]:
     """Return precision, recall and F1 of whole entities, as in seqeval and conlleval, and the
     accuracy of words; for other tags the accuracy, and means of F1 over tags."""
-    true, predicted = _flat_tags(sentences)
-    right = sum(one == other for one, other in zip(true, predicted, strict=True))
-    accuracy = right / max(1, len(true))
+    true, predicted = _tags(sentences, are_entities)
     if are_entities:
-        by_sentence = [one.true for one in sentences], [one.predicted for one in sentences]
         values = seqeval.precision_recall_fscore_support(
-            *by_sentence, average="micro", zero_division=0
+            true, predicted, average="micro", zero_division=0
         )
-        named = zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True)
-        return {**dict(named), "accuracy": accuracy}
+        named = dict(zip(("precision", "recall", "f1"), map(float, values[:3]), strict=True))
+        return {**named, "accuracy": float(seqeval.accuracy_score(true, predicted))}
     means = {
-        f"f1_{mean}": float(
-            precision_recall_fscore_support(true, predicted, average=mean, zero_division=0)[2]
-        )
+        f"f1_{mean}": float(f1_score(true, predicted, average=mean, zero_division=0))
         for mean in ("macro", "weighted")
     }
-    return {"accuracy": accuracy, **means}
+    return {"accuracy": float(accuracy_score(true, predicted)), **means}
 
 
-def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (kind, first word, last word) of each entity."""
-    entities: list[tuple[str, int, int]] = seqeval.get_entities(list(tags))
-    return entities
+def _tags(sentences: Sequence[Sentence], are_entities: bool) -> tuple[list[Any], list[Any]]:
+    """Return the true and the predicted tags: of each sentence, or of all words in one list."""
+    both = [one.true for one in sentences], [one.predicted for one in sentences]
+    if are_entities:
+        return both
+    true, predicted = ([*itertools.chain.from_iterable(tags)] for tags in both)
+    return true, predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,101 +92,42 @@ class TaggedAnswers:
 
     split: str
     sentences: Sequence[Sentence]
-    words: Mapping[int, Sequence[str]] | None
-    """The evaluated words of each sentence, by its number; None if they are on other hosts."""
+    rows: Dataset
+    """The data of the split, with the columns `tokens` and `tags`."""
     are_entities: bool
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield for each sentence its number, the predicted tags with their probabilities, and the
-        true tags; with entities also these, as ranges of words (end excluded)."""
+        """Yield for each sentence its number, the words, the predicted tags with their
+        probabilities, and the true tags."""
         for sentence in self.sentences:
-            row: dict[str, Any] = {"row": sentence.number}
-            if self.words is not None:
-                row["tokens"] = list(self.words[sentence.number])
-            row |= {
+            row = self.rows[sentence.number]
+            pairs = zip(row[TOKENS], row[TAGS], strict=True)
+            words = [word for word, tag in pairs if tag is not None]
+            # Words that were cut, or have no tokens, are not evaluated.
+            is_whole = len(words) == len(sentence.true)
+            yield {
+                "row": sentence.number,
+                **({"tokens": words} if is_whole else {}),
                 "tags": sentence.predicted,
                 "scores": [round(sure, 6) for sure in sentence.sure],
+                "true": sentence.true,
             }
-            if self.are_entities:
-                row["entities"] = [
-                    {"label": kind, "start": first, "end": last + 1}
-                    for kind, first, last in entities_of(sentence.predicted)
-                ]
-            yield {**row, "true": sentence.true}
 
     def sections(self) -> list[Section]:
-        """Return the scores of each kind, the confusion matrix of words, and the worst mistakes."""
-        if not self.sentences:
-            return []
-        tags = _flat_tags(self.sentences)
-        if self.are_entities:
-            table: Any = seqeval.classification_report(
-                [one.true for one in self.sentences], [one.predicted for one in self.sentences],
-                output_dict=True, zero_division=0,
-            )  # fmt: skip
-            scored = [(name, *row.values()) for name, row in table.items()]
-        else:
-            names = sorted({*tags[0], *tags[1]})
-            scores = precision_recall_fscore_support(*tags, labels=names, zero_division=0)
-            scored = list(zip(names, *scores, strict=True))
-        first, last = ("entity", "entities") if self.are_entities else ("tag", "words")
-        rows = [
-            [name, *(f"{value:.3f}" for value in values), f"{count}"]
-            for name, *values, count in scored
-        ]
-        sections = [
+        """Return the scores of each kind of entity, or of each tag."""
+        report: Any = seqeval.classification_report if self.are_entities else classification_report
+        tags = _tags(self.sentences, self.are_entities)
+        table = report(*tags, output_dict=True, zero_division=0)
+        rows = []
+        for name, scores in table.items():
+            if isinstance(scores, dict):  # not the accuracy
+                *values, count = scores.values()
+                rows.append([name, *(f"{value:.3f}" for value in values), f"{count:.0f}"])
+        return [
             Section(
                 title=f"{'Entities' if self.are_entities else 'Tags'}, {self.split} data",
-                columns=section.texts(first) + section.numbers("precision", "recall", "F1", last),
+                columns=section.texts("kind")
+                + section.numbers("precision", "recall", "F1", "count"),
                 rows=rows[:_MOST_ROWS],
             )
         ]
-        true, predicted = (
-            [tag[2:] if self.are_entities and tag != OUTSIDE else tag for tag in of_all]
-            for of_all in tags
-        )
-        kinds = sorted({*true, *predicted}, key=lambda kind: (kind == OUTSIDE, kind))
-        if len(kinds) <= _MOST_IN_MATRIX:
-            true_ids, predicted_ids = (
-                np.array(list(map(kinds.index, of_words))) for of_words in (true, predicted)
-            )
-            counts = confusion(true_ids, predicted_ids, len(kinds))
-            draw = functools.partial(figures.confusion, counts, kinds)
-            title = f"Confusion matrix of words, {self.split} data"
-            sections.append(Section(title=title, figure=("confusion", draw)))
-        return [*sections, self._mistakes()]
-
-    def _mistakes(self) -> Section:
-        """Return the sentences with the most confident wrong tags, worst first."""
-        wrong = [sentence for sentence in self.sentences if any(sentence.wrong)]
-        badness = [max(itertools.compress(sentence.sure, sentence.wrong)) for sentence in wrong]
-        rows = []
-        for index in np.argsort(-np.array(badness), kind="stable")[:_MISTAKES].tolist():
-            sentence = wrong[index]
-            start = max(0, sentence.wrong.index(True) - _SHOWN_WORDS // 2)
-            shown = slice(start, start + _SHOWN_WORDS)
-            words = [f"word {n}" for n in range(len(sentence.true))]
-            text = f"row {sentence.number}"
-            if self.words is not None:
-                words = list(self.words[sentence.number])
-                text = " ".join(words[shown])
-            tagged = []
-            for tags in (sentence.true, sentence.predicted):
-                if self.are_entities:
-                    entities = [
-                        f"{kind}: {' '.join(words[first : last + 1])}"
-                        for kind, first, last in entities_of(tags)
-                        if last >= shown.start and first < shown.stop
-                    ]
-                    tagged.append("; ".join(entities))
-                else:
-                    pairs = list(zip(words, tags, strict=True))[shown]
-                    tagged.append(" ".join(f"{word}/{tag}" for word, tag in pairs))
-            rows.append([text, *tagged, f"{badness[index]:.0%}"])
-        total = sum(len(sentence.true) for sentence in self.sentences)
-        return Section(
-            title=f"Worst mistakes, {self.split} data",
-            note=f"{len(wrong)} of {len(self.sentences)} sentences ({total} words) have one.",
-            columns=section.texts("sentence", "true", "predicted") + section.numbers("score"),
-            rows=rows,
-        )

@@ -1,8 +1,8 @@
 """Convert entities given as spans of characters to words with tags.
 
-The usual forms are read: spaCy's and doccano's `[start, end, label]`, Label Studio's `{"start",
-"end", "labels": [label]}` (also inside its `annotations`), and records that call the label `label`,
-`type`, `entity`, `entity_group` or `tag`.
+Spans are lists `[start, end, label]` (spaCy, doccano) or records `{"start", "end", "label"}`
+(Prodigy), also with `start_offset`, `end_offset` (doccano) and `labels: [label]` (Label Studio's
+JSON-MIN).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.data.files.part import Part
-from recipe.data.reading import only
 from recipe.errors import DataError
 
-_STARTS, _ENDS = ("start", "start_offset", "begin", "start_char"), ("end", "end_offset", "end_char")
-_LABELS = ("label", "labels", "type", "entity", "entity_group", "entity_type", "tag", "category")
+_KEYS = ("start", "start_offset"), ("end", "end_offset"), ("label", "labels")
 _WORDS = ("text", "word", "value", "surface")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -48,39 +46,25 @@ def _spans(value: Any) -> list[Span] | None:
         text = None
         if isinstance(item, list) and len(item) == 3:
             start, end, label = item
-        elif isinstance(item, dict) and isinstance(item.get("result"), list):
-            # A task of Label Studio.
-            inner = [] if _is_skipped(item) else _spans(item["result"])
-            if inner is None:
-                return None
-            spans += inner
-            continue
-        elif isinstance(item, dict) and item.get("type") == "relation":
-            continue  # Label Studio's, between spans
         elif isinstance(item, dict):
-            item = item["value"] if isinstance(item.get("value"), dict) else item
             start, end, label = (
                 next((item[name] for name in names if item.get(name) is not None), None)
-                for names in (_STARTS, _ENDS, _LABELS)
+                for names in _KEYS
             )
             text = next((item[name] for name in _WORDS if isinstance(item.get(name), str)), None)
         else:
             return None
-        if isinstance(label, list):
-            label = label[0] if len(label) == 1 else None
-        if isinstance(start, str) and isinstance(end, str) and start.isdigit() and end.isdigit():
-            start, end = int(start), int(end)
+        if isinstance(label, list) and len(label) == 1:
+            (label,) = label
         if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
             return None
         spans.append(Span(start, end, str(label), text))
     return sorted(spans, key=lambda span: (span.start, span.end))
 
 
-def words_of(
-    part: Part, row: int, text: str, value: Any
-) -> tuple[list[str], list[str], tuple[int, int]]:
-    """Return the words of a text and a tag (B-, I- or O) for each; how many spans had white space
-    trimmed, and how many begin or end within a word. Words are split at the edges of spans.
+def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], list[str], int]:
+    """Return the words of a text, a tag (B-, I- or O) for each, and how many spans begin or end
+    within a word. Words are split at the edges of spans, white space at edges is left out.
 
     Raises:
         DataError: a span lies outside the text, is empty, overlaps another one, or does not hold
@@ -90,7 +74,7 @@ def words_of(
     if spans is None:
         raise _wrong(part, row, f"has no spans that can be read: {json.dumps(value)[:80]}")
     kept: list[Span] = []
-    trimmed = within = end = 0
+    within = end = 0
     for span in spans:
         if not 0 <= span.start < span.end <= len(text):
             what = f"has a span {span.start} to {span.end} ({span.label})"
@@ -103,7 +87,6 @@ def words_of(
         if span.text is not None and inside.strip() != span.text.strip():
             what = f"has a span {span.start} to {span.end}, which holds"
             raise _wrong(part, row, f"{what} {inside!r} and not {span.text!r}, its text")
-        trimmed += (start, stop) != (span.start, span.end)
         if start < end:
             what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
             raise _wrong(part, row, f"has spans that overlap: {what}")
@@ -126,7 +109,7 @@ def words_of(
         tags += [f"B-{span.label}", *([f"I-{span.label}"] * (len(named) - 1))]
         offset = span.end
     rest = _WORD.findall(text[offset:])
-    return [*words, *rest], [*tags, *(["O"] * len(rest))], (trimmed, within)
+    return [*words, *rest], [*tags, *(["O"] * len(rest))], within
 
 
 def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
@@ -147,36 +130,10 @@ def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
     notes.append(f"{what}, which is cut there.")
 
 
-def annotated(part: Part, column: str, notes: list[str]) -> Part:
-    """Return `part` without Label Studio's tasks that have no annotation, or only skipped ones:
-    this does not mean that they have no entities.
-
-    Args:
-        column: The column of annotations, or of spans in another form, of which all rows are kept.
-        notes: Receives the number of rows left out.
-    """
-    kind = str(part.table.schema.field(column).type)
-    if "result: list" not in kind:
-        return part
-    if "choices: list" in kind and "labels: list" not in kind:
-        raise DataError(
-            f"Column {column!r} of {part.path} has Label Studio's choices for whole texts, no "
-            "spans.",
-            "Export them as JSON-MIN or CSV, which have a column for each question, and name it in "
-            "label_column.",
-        )
-    cells = part.table[column].to_pylist()
-    is_seen = [any(not _is_skipped(item) for item in cell or ()) for cell in cells]
-    return only(part, is_seen, "were not annotated in Label Studio", notes)
-
-
-def _is_skipped(item: Any) -> bool:
-    return isinstance(item, dict) and bool(item.get("was_cancelled"))
-
-
 def _wrong(part: Part, row: int, what: str) -> DataError:
     return DataError(
         f"{part.where(row)} {what}.",
-        'Write spans as {"text": "Ada was here", "entities": [{"start": 0, "end": 3, "label": '
-        '"PER"}]}: characters from 0, the end excluded.',
+        'Write {"text": "Ada sat", "entities": [{"start": 0, "end": 3, "label": "PER"}]}: '
+        "characters from 0, the end excluded (from Label Studio, export JSON-MIN); or the words of "
+        'a sentence: {"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", "O"]}.',
     )

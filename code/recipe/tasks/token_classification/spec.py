@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from recipe.option_fields import Effect, option
 from recipe.spec import INT8_OPTIONS, Column, Form, Served, TaskSpec
 
 _WORDS = Column(
@@ -41,17 +40,6 @@ _SPANNED = Column(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What only this task takes."""
-
-    label_all_tokens: bool = option(
-        False,
-        "token-classification: learn the tag on every token of a word, not only on the first.",
-        effect=Effect.SAMPLES,
-    )
-
-
 SPECS = (
     TaskSpec(
         name="token-classification",
@@ -63,7 +51,6 @@ SPECS = (
                    extras=(*_LAYERS, *_REPEATED))
               for layer in _LAYERS),
         ),
-        options=Options,
         shared_options=(
             "class_names",
             "label_smoothing_factor",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.settings import TRUNCATE
 from recipe.tasks.base import (
-    OK,
-    WARNING,
     Batches,
     EncoderObjective,
-    Finding,
     Model,
     Task,
     Tokenizer,
@@ -37,12 +33,10 @@ from recipe.tasks.token_classification import data as word_tags
 from recipe.tasks.token_classification import report as entities
 from recipe.tasks.token_classification import tokens as words
 from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
-from recipe.tasks.token_classification.spec import Options
-from recipe.tasks.token_classification.tokens import TaggedSamples, Tagging, TagLayout
+from recipe.tasks.token_classification.tokens import TaggedSamples, TagLayout
 from recipe.tokenization import encoding
 
 _SHOWN_WORDS = 15
-_FEWEST = 5
 
 
 class Tags(EncoderObjective, TokenLosses):
@@ -77,7 +71,6 @@ class Tags(EncoderObjective, TokenLosses):
 class TokenClassification(Task):
     """Learns a tag for each word."""
 
-    options: Options
     objective: Tags
     data: word_tags.Tagged
 
@@ -87,6 +80,7 @@ class TokenClassification(Task):
         are_entities = self.data.are_entities
         self.check_best(entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
         self._names = self.data.names
+        self._is_split = self.data_settings.long_texts != TRUNCATE
         smoothing = float(self.data_settings.passed.get("label_smoothing_factor") or 0.0)
         self.objective = Tags(smoothing, self._names, are_entities)
 
@@ -124,19 +118,15 @@ class TokenClassification(Task):
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        tagging = Tagging(
-            names=self._names,
-            all_pieces=self.options.label_all_tokens,
-            long_texts=self.data_settings.long_texts,
-        )
-        return words.tokenise(name, split, tokenizer, max_length, tagging)
+        return words.tokenise(name, split, tokenizer, max_length, self._names, self._is_split)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return words.lengths(self.train.select(rows), tokenizer)
 
     def pieces(self, length: int, longest: int) -> int:
-        """Return more than one if a long sentence is split."""
-        return words.pieces(length, longest, self.data_settings.long_texts != TRUNCATE)
+        """Return about how many windows a sentence becomes."""
+        more = -(-(length - longest) // words.step(longest)) if self._is_split else 0
+        return 1 + max(0, more)
 
     def about(self) -> About:
         names = ", ".join(f"`{name}`" for name in self._names)
@@ -153,17 +143,6 @@ class TokenClassification(Task):
             headline=("f1", "precision", "recall", "accuracy", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        yield from super().findings()
-        counts = Counter(tag for tags in self.train[TAGS] for tag in tags)
-        rare = [
-            f"{name} {counts[name]}"
-            for name in self._names
-            if counts[name] < _FEWEST and not name.startswith("I-")
-        ]
-        detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
-        yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
-
     def shown(self, row: Mapping[str, Any]) -> str:
         pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
         words_shown = (f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
@@ -173,20 +152,9 @@ class TokenClassification(Task):
         last = self.objective.last
         if last is None:
             return None
-        name, split = judged_split(self.data)
-        texts: dict[int, list[str]] = {}
-        for number in {sentence.number for sentence in last}:
-            row = split[number]
-            pairs = zip(row[TOKENS], row[TAGS], strict=True)
-            texts[number] = [word for word, tag in pairs if tag]
-        # Words that were cut, or have no tokens, are not evaluated.
-        is_whole = all(len(texts[sentence.number]) == len(sentence.true) for sentence in last)
-        return TaggedAnswers(
-            split=name,
-            sentences=last,
-            words=texts if is_whole else None,
-            are_entities=self.data.are_entities,
-        )
+        name, rows = judged_split(self.data)
+        are_entities = self.data.are_entities
+        return TaggedAnswers(split=name, sentences=last, rows=rows, are_entities=are_entities)
 
 
 TASK = TokenClassification

@@ -1,5 +1,6 @@
-"""Tokenise words with tags, in windows that fit, and make batches of these. Each tag is learned in
-exactly one window, and the model's head is computed for tokens with tags only.
+"""Tokenise words with tags, in windows that fit, and make batches of these. The tag of a word is
+that of its first token, which is learned in exactly one window; the model's head is computed for
+these tokens only.
 
 A batch has the tensors of any samples (`batches`), `places`, `targets` (NOT_LEARNED in unused
 places) and `owners` as in `document_batches`, and `slots`, the number of each place's word in its
@@ -28,10 +29,9 @@ from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import DataError, ModelError
-from recipe.settings import TRUNCATE
 from recipe.tokenization import store
 
-TAG_IDS, HEADS, _LABELS = "tag_ids", "heads", "labels"
+_TAG_IDS, _LABELS = "tag_ids", "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
 """One in this many tokens of a window is context, which another window learns."""
 Batch = Mapping[str, list[Any]]
@@ -44,8 +44,6 @@ class TaggedSamples(Samples):
 
     tags: Rows
     """The tag of each of `token_ids`, NOT_LEARNED for none."""
-    heads: Rows
-    """Whether each of `token_ids` is the first piece of a word with a tag."""
     judged: bool = False
     """Whether the model returns answers for each word in addition to losses."""
 
@@ -76,42 +74,13 @@ class TagLayout(CompositeLayout):
         source, owner, within = source[indices], owner[indices], within[indices]
         tags = samples.tags[source]
         batch = pad_positions(first[owner] + within, tags, owner, len(first), self.learned)
-        # Tokens that are not evaluated go to a slot after the last word, which is cut off.
+        # Unused places go to a slot after the last one, which is cut off.
         slots = np.full(len(batch["places"]), self.words, dtype=np.int64)
-        heads = np.flatnonzero(samples.heads[source])
-        if self.words and len(heads):
-            of_heads = owner[heads]
-            starts = np.searchsorted(of_heads, of_heads)
-            slots[heads] = np.arange(len(heads)) - starts
+        if self.words:
+            slots[: len(owner)] = within
         batch["slots"] = torch.from_numpy(slots)
         batch["answers"] = torch.zeros((len(first), 1 + 3 * self.words), dtype=torch.int8)
         return laid | batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tagging:
-    """How the tags of words are assigned to tokens."""
-
-    names: tuple[str, ...]
-    """The tags; a tag's id is its position."""
-    all_pieces: bool
-    """Whether every piece of a word has its tag (I- after the first), not only the first piece."""
-    long_texts: str | None
-    """The hyperparameter; by default, sentences are split."""
-
-    def ids(self, tag: str | None, count: int) -> list[int]:
-        """Return the ids of the pieces of a word with `tag`, NOT_LEARNED for none."""
-        if tag is None:
-            return [NOT_LEARNED] * count
-        rest = NOT_LEARNED
-        if self.all_pieces:
-            inside = f"I-{tag[2:]}" if tag.startswith("B-") else tag
-            rest = self._numbers.get(inside, self._numbers[tag])
-        return [self._numbers[tag], *[rest] * (count - 1)]
-
-    @functools.cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
 
 
 def reading_words(
@@ -153,12 +122,17 @@ def tokenise(
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    tagging: Tagging,
+    names: Sequence[str],
+    is_split: bool,
 ) -> TaggedSamples:
     """Return the windows of a split with the columns `tokens` and `tags`; log what was cut.
 
-    A sentence of more than `max_length` tokens becomes several windows, which share some words as
+    A sentence of more than `max_length` tokens becomes several windows, which share some tokens as
     context; each word is learned and evaluated in one of them.
+
+    Args:
+        names: The tags; a tag's id is its position.
+        is_split: Whether long sentences are split; otherwise they are cut.
 
     Raises:
         DataError: no word has a tag.
@@ -171,27 +145,22 @@ def tokenise(
         )
     made = store.tokens_of(
         split,
-        store.key(split, tokenizer, max_length, "tags", repr(tagging)),
-        functools.partial(_windows_of, tokenizer, max_length, tagging),
+        store.key(split, tokenizer, max_length, "tags", repr((*names, is_split))),
+        functools.partial(_windows_of, tokenizer, max_length, tuple(names), is_split),
     )
     if not len(made[_LABELS]):
         raise DataError(f"No word of the {name} data has a tag that could be learned.")
     samples = TaggedSamples(
-        made[TOKEN_IDS],
-        made[store.STARTS],
-        made[_LABELS],
-        made[TAG_IDS],
-        made[HEADS],
-        judged=name != "train",
+        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[_TAG_IDS], judged=name != "train"
     )
     tagged = 0
     for table in store.tables(split.select_columns([TAGS])):
         tags = pc.list_flatten(table[TAGS])
         tagged += len(tags) - tags.null_count
-    sentences, heads = len(np.unique(samples.labels[:, 1])), int(np.count_nonzero(samples.heads))
-    line = f"{name}: {sentences} sentences in {len(samples)} windows, {heads} words with tags"
-    if lost := tagged - heads:
-        how = f"cut at {max_length} tokens" if tagging.long_texts == TRUNCATE else "no tokens"
+    learned, sentences = samples.labels[:, 0].sum(), len(np.unique(samples.labels[:, 1]))
+    line = f"{name}: {sentences} sentences in {len(samples)} windows, {learned} words with tags"
+    if lost := tagged - learned:
+        how = "no tokens" if is_split else f"cut at {max_length} tokens"
         line += f"; {lost} words are neither learned nor evaluated: {how}"
     say(line)
     return samples
@@ -200,12 +169,6 @@ def tokenise(
 def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
     """Return the tokens of each sentence, uncut, with special tokens."""
     return [len(ids) for ids in _encoded(tokenizer, split[TOKENS][:])[TOKEN_IDS]]
-
-
-def pieces(length: int, longest: int, is_split: bool) -> int:
-    """Return about how many windows a sentence of `length` tokens becomes."""
-    step = max(1, longest - longest // _CONTEXT_BEFORE - longest // _CONTEXT_AFTER)
-    return 1 + max(0, -(-(length - longest) // step)) if is_split else 1
 
 
 def _encoded(tokenizer: Any, words: Sequence[Sequence[str]]) -> Any:
@@ -219,75 +182,65 @@ def _encoded(tokenizer: Any, words: Sequence[Sequence[str]]) -> Any:
 
 
 def _windows_of(
-    tokenizer: Any, max_length: int, tagging: Tagging, batch: Batch, rows: range
+    tokenizer: Any,
+    max_length: int,
+    names: Sequence[str],
+    is_split: bool,
+    batch: Batch,
+    rows: range,
 ) -> dict[str, store.Column]:
     """Return the windows of some sentences in which a word has a tag."""
     encoded = _encoded(tokenizer, batch[TOKENS])
+    numbers = {None: NOT_LEARNED, **{name: number for number, name in enumerate(names)}}
     all_ids: list[list[int]] = []
     all_tags: list[list[int]] = []
-    all_heads: list[list[bool]] = []
-    numbers: list[int] = []
-    for index, (number, tags) in enumerate(zip(rows, batch[TAGS], strict=True)):
-        ids, owners = encoded[TOKEN_IDS][index], encoded.word_ids(index)
-        inner = [position for position, word in enumerate(owners) if word is not None]
+    labels: list[list[int]] = []
+    for index, (row, tags) in enumerate(zip(rows, batch[TAGS], strict=True)):
+        ids, words = encoded[TOKEN_IDS][index], encoded.word_ids(index)
+        inner = [position for position, word in enumerate(words) if word is not None]
         if not inner:
             continue
-        before, after = ids[: inner[0]], ids[inner[-1] + 1 :]
-        room = max_length - len(before) - len(after)
-        words = [
-            (tags[word], [ids[position] for position in positions][:room])
-            for word, positions in itertools.groupby(inner, owners.__getitem__)
+        body = slice(inner[0], inner[-1] + 1)
+        before, after = ids[: body.start], ids[body.stop :]
+        tag_ids = [
+            NOT_LEARNED if word is None or word == previous else numbers[tags[word]]
+            for previous, word in itertools.pairwise([None, *words[body]])
         ]
-        sizes = [len(pieces_of_word) for _, pieces_of_word in words]
-        for window, learned in windows(sizes, room, tagging.long_texts != TRUNCATE):
-            row, tag_ids, heads = list(before), [NOT_LEARNED] * len(before), [False] * len(before)
-            for position in window:
-                tag, its_pieces = words[position]
-                tag = tag if position in learned else None
-                row += its_pieces
-                tag_ids += tagging.ids(tag, len(its_pieces))
-                heads += [tag is not None, *([False] * (len(its_pieces) - 1))]
-            if any(heads):
-                all_ids.append(row + after)
-                all_tags.append(tag_ids + [NOT_LEARNED] * len(after))
-                all_heads.append(heads + [False] * len(after))
-                numbers.append(number)
-    learned_tokens = [sum(tag != NOT_LEARNED for tag in tag_ids) for tag_ids in all_tags]
+        room = max_length - len(before) - len(after)
+        for window, learned in windows(len(tag_ids), room, is_split):
+            kept = [
+                tag_ids[position] if position in learned else NOT_LEARNED for position in window
+            ]
+            if count := len(kept) - kept.count(NOT_LEARNED):
+                inside = ids[body][window.start : window.stop]
+                all_ids.append([*before, *inside, *after])
+                all_tags.append([*[NOT_LEARNED] * len(before), *kept, *[NOT_LEARNED] * len(after)])
+                labels.append([count, row])
     return {
         TOKEN_IDS: store.flat(all_ids, np.int32),
-        TAG_IDS: store.flat(all_tags, np.int16),
-        HEADS: store.flat(all_heads, bool),
+        _TAG_IDS: store.flat(all_tags, np.int16),
         store.LENGTHS: store.lengths_of(all_ids),
-        _LABELS: np.array([learned_tokens, numbers], np.int64).T,
+        _LABELS: np.array(labels, np.int64).reshape(-1, 2),
     }
 
 
-def windows(sizes: Sequence[int], room: int, is_split: bool) -> Iterator[tuple[range, range]]:
-    """Yield the words of each window, and which of them are learned there.
+def windows(length: int, room: int, is_split: bool) -> Iterator[tuple[range, range]]:
+    """Yield the tokens of each window, and which of them are learned there.
 
     Args:
-        sizes: Tokens of each word of a sentence.
-        room: Tokens that fit into a window; longer words are cut.
+        length: Tokens of a sentence.
+        room: Tokens that fit into a window.
         is_split: Whether there is more than one.
     """
-    start = 0
-    while start < len(sizes):
-        begin, used, context = start, min(sizes[start], room), room // _CONTEXT_BEFORE
-        while begin > 0 and sizes[begin - 1] <= min(context, room - used):
-            begin -= 1
-            context -= sizes[begin]
-            used += sizes[begin]
-        end = start + 1
-        while end < len(sizes) and used + sizes[end] <= room:
-            used += sizes[end]
-            end += 1
-        until = end
-        if end < len(sizes) and is_split:
-            left = room // _CONTEXT_AFTER
-            while until > start + 1 and sizes[until - 1] <= left:
-                left -= sizes[until - 1]
-                until -= 1
-        yield range(begin, end), range(start, until)
-        if not is_split:
+    context, rest = room // _CONTEXT_BEFORE, room // _CONTEXT_AFTER
+    for begin in range(0, length, step(room)) if is_split else [0]:
+        end = min(begin + room, length)
+        is_last = end == length or not is_split
+        yield range(begin, end), range(begin + context * (begin > 0), end - rest * (not is_last))
+        if is_last:
             return
-        start = until
+
+
+def step(room: int) -> int:
+    """Return how many tokens a window begins after the one before it."""
+    return max(1, room - room // _CONTEXT_BEFORE - room // _CONTEXT_AFTER)

@@ -35,7 +35,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "tags": ("BertForTokenClassification", {}, "",
              ["aggregation_strategy", "ignore_labels", "stride"]),
     "answers": ("BertForQuestionAnswering", {}, "",
-                ["top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
+                ["top_k", "doc_stride", "max_answer_len", "max_seq_len",
                  "handle_impossible_answer", "align_to_words"]),
     "masks": ("BertForMaskedLM", {}, "", ["top_k", "targets", "truncation", "max_length"]),
     "vectors": ("BertModel", {}, "sentence-similarity", ["normalize", "truncation", "max_length"]),
@@ -143,7 +143,7 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
     whole = st.sampled_from([0, 1, 2, 7, 8, 41, 43, 45, 46, 48, 1000, 30_522, 10**6, 2**31, 2**70])
     values: dict[str, st.SearchStrategy[Any]] = {
         **dict.fromkeys(
-            ["top_k", "stride", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
+            ["top_k", "stride", "doc_stride", "max_answer_len", "max_seq_len",
              "max_length", "max_new_tokens", "min_new_tokens", "min_length", "num_beams",
              "num_return_sequences", "no_repeat_ngram_size", "truncate", "truncate_dim", "seed"], whole),
         **dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "length_penalty"], number),
