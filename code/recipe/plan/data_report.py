@@ -22,7 +22,7 @@ from recipe.data import classification, values
 from recipe.data.column_names import LABEL, TAGS
 from recipe.data.files.part import is_binary, is_list, is_string
 from recipe.data.labels import NUMBER, Labels
-from recipe.reports.section import Section, numbers, texts
+from recipe.reports.section import Section
 from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_splits
 
 _TARGETS = (LABEL, TAGS, "scores")
@@ -59,23 +59,21 @@ def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[F
     findings = [*_row_findings(splits), *_lengths(task, sorted(lengths), max_length)]
     labels: Labels | None = getattr(task.data, "labels", None)
     if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
-        classes = [["all", *(str(len(split)) for split in splits.values())]]
+        classes = [["all", *map(len, splits.values())]]
     else:
         counts = {
             name: classification.rows_of_classes(labels, values.column(split, LABEL))
             for name, split in splits.items()
         }
         largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]
-        classes = [
-            [name, *(str(of_split[name]) for of_split in counts.values())] for name in largest
-        ]
+        classes = [[name, *(of_split[name] for of_split in counts.values())] for name in largest]
     section = Section(
         title="Data",
         note="\n".join(
             f"{'WARNING: ' * (one.level == WARNING)}{one.what}: {one} {one.example}".strip()
             for one in findings
         ),
-        columns=[*texts("class"), *numbers(*splits)],
+        columns=("class", *splits),
         rows=classes,
     )
     return findings, section

@@ -1,16 +1,13 @@
-"""The report's figures, by matplotlib without its global state."""
+"""The report's figures as SVG, by matplotlib without its global state."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from recipe.reports.section import Section
 
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
 # A page replaces these by its own, which depend on the reader's colour scheme.
@@ -39,12 +36,10 @@ def style() -> Any:
     return rc_context(_STYLE)
 
 
-def save(figure: Any, path: Path) -> str:
-    """Write `figure` to `path`.png, and return it as SVG for a page."""
+def svg(figure: Any) -> str:
+    """Return `figure` as SVG for a page."""
     from markupsafe import Markup
 
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    figure.set_layout_engine("none")  # laid out already; it would be drawn twice again
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True)
     svg = text.getvalue().replace(_INK, "currentColor").replace(_LINE, "var(--line)")
@@ -65,8 +60,6 @@ def _label_steps(axes: Any) -> None:
     values = [value for line in axes.get_lines() for value in line.get_ydata()]
     if values and min(values) >= 0 > axes.get_ylim()[0]:
         axes.set_ylim(bottom=0)
-        for line in axes.get_lines():
-            line.set_clip_on(False)
 
 
 def _points(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
@@ -92,48 +85,17 @@ def loss(history: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
-    """Plot every score of the evaluations, by step; perplexity has a figure of its own."""
+    """Plot the scores of the evaluations by step, except perplexity, which is of another order."""
     figure, axes = _axes()
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    excluded = ("eval_loss", "eval_perplexity", *speed)
-    # Scores that are equal at each step share a line and a label.
-    labels: dict[str, list[str]] = {}
     for name in dict.fromkeys(key for entry in history for key in entry):
-        # Log-probabilities of whole answers are of another order.
-        if not name.startswith("eval_") or name in excluded or name.endswith("_logp"):
-            continue
-        points = _points(history, name)
-        if repr(points) not in labels:
-            axes.plot(*points, marker="o", markersize=4)
-        label = name.removeprefix("eval_").replace("_", " ")
-        labels.setdefault(repr(points), []).append(label)
-    for line, names in zip(axes.get_lines(), labels.values(), strict=True):
-        line.set_label("\n= ".join(names))
+        if name.startswith("eval_") and name not in ("eval_loss", "eval_perplexity", *speed):
+            label = name.removeprefix("eval_").replace("_", " ")
+            axes.plot(*_points(history, name), marker="o", markersize=4, label=label)
     axes.set_ylabel("score")
     _label_steps(axes)
     figure.legend(loc="outside right center", frameon=False)
     return figure
-
-
-def perplexity_sections(history: Sequence[Mapping[str, Any]]) -> list[Section]:
-    """Return the curve of the evaluations' perplexity by step, if there were any."""
-
-    def draw() -> Any:
-        figure, axes = _axes(height=2.6)
-        steps, values = _points(history, "eval_perplexity")
-        axes.plot(steps, values, color=ORANGE, marker="o")
-        axes.set_ylabel("perplexity")
-        _label_steps(axes)
-        # Within one power of ten, a logarithmic axis has hardly a label.
-        if max(values) > 10 * min(values):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:,g}")
-            axes.yaxis.set_minor_formatter("")
-        return figure
-
-    if not any("eval_perplexity" in entry for entry in history):
-        return []
-    return [Section(title="Perplexity, evaluation data", figure=("perplexity", draw))]
 
 
 def confusion(counts: Array, names: Sequence[str]) -> Any:
@@ -168,31 +130,4 @@ def scatter(true: Array, predicted: Array) -> Any:
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.set(xlabel="true", ylabel="predicted")
-    return figure
-
-
-def lengths(tokens: Array, max_length: int) -> Any:
-    """Plot how many training texts have how many tokens, up to the longest one."""
-    figure, axes = _axes(height=2.6)
-    longest = int(tokens.max())
-    bins = np.linspace(0, longest, min(64, longest) + 1)
-    axes.hist(tokens, bins=bins, color=BLUE)
-    mean = float(tokens.mean())
-    axes.axvline(mean, color=ORANGE, label=f"mean: {mean:.0f}")
-    if longest == max_length:
-        axes.axvline(max_length, color=GREY, linestyle="--", label=f"cut at {max_length}")
-    axes.set(xlabel="tokens", ylabel="training texts")
-    axes.legend(frameon=False)
-    return figure
-
-
-def phases(seconds: Mapping[str, float]) -> Any:
-    """Plot the seconds of each phase of the job, first on top."""
-    figure, axes = _axes(height=0.7 + 0.34 * len(seconds))
-    bars = axes.barh(list(seconds), list(seconds.values()), color=BLUE)
-    axes.bar_label(bars, fmt="%.1f s", padding=4)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.grid(False, axis="y")
-    axes.set_xlabel("seconds")
     return figure

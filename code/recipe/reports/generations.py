@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
 from recipe.compat import positions_of
-from recipe.reports.section import TEXT, Section
+from recipe.reports.section import Section
 
 _SHOWN = 4
 _PROMPT = 24
@@ -47,6 +47,6 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
         shown.append([str(tokenizer.decode(part.tolist())) for part in parts])
     return Section(
         title="Generated text, evaluation data",
-        columns=[("prompt", TEXT), ("the model", TEXT), ("the data", TEXT)],
+        columns=("prompt", "the model", "the data"),
         rows=shown,
     )

@@ -11,16 +11,18 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from datasets import Dataset
 from scipy.special import expit, softmax  # type: ignore[import-untyped]
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from recipe.console import say
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
-from recipe.reports import figures, section
-from recipe.reports.section import RULE, Section
+from recipe.reports import figures
+from recipe.reports.section import Section
 from recipe.storage import atomic
 
 NAME = "predictions.jsonl"
-_MISTAKES = 12
+_MISTAKES, _SHOWN_CHARS = 12, 280
 _MOST_IN_MATRIX = 40
 Array = npt.NDArray[Any]
 
@@ -57,10 +59,11 @@ class Predictions:
     """[N, classes], or [N, 1] for a number."""
     true: Array
     """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
-    texts: Sequence[str] | None
-    """None if the data came tokenised."""
-    pairs: Sequence[str] | None = None
-    """The second text of each sample, if samples are pairs."""
+    rows: Sequence[Mapping[str, Any]] | Dataset
+    """The data of the split."""
+    columns: Sequence[str]
+    """The columns of `rows` with a text, or a pair of texts; none if the data is tokenised, or on
+    other hosts, too."""
     thresholds: Array | None = None
     """Probability [classes] from which each label is predicted, if a text may have several; None
     means 0.5."""
@@ -117,25 +120,19 @@ class Predictions:
         if problem == NUMBER:
             title = f"Predicted and true numbers, {self.split} data"
             draw = functools.partial(figures.scatter, self.true, self.predicted)
-            sections.append(Section(title=title, figure=("predictions", draw)))
+            sections.append(Section(title=title, figure=draw))
         elif problem == SINGLE and len(names) <= _MOST_IN_MATRIX:
-            counts = confusion(self.true, self.predicted, len(names))
+            counts = confusion_matrix(self.true, self.predicted, labels=range(len(names)))
             draw = functools.partial(figures.confusion, counts, names)
-            title = f"Confusion matrix, {self.split} data"
-            sections.append(Section(title=title, figure=("confusion", draw)))
+            sections.append(Section(title=f"Confusion matrix, {self.split} data", figure=draw))
         if problem != NUMBER:
             sections.append(self._classes())
-        mistakes = _mistakes(self)
+        mistakes = self._mistakes()
         sections.append(
             Section(
                 title=f"Worst mistakes, {self.split} data",
                 note="" if mistakes else f"None of {len(self.true)} texts.",
-                columns=[
-                    ("text", section.TEXT),
-                    ("true", section.LABEL),
-                    ("predicted", section.LABEL),
-                    ("score", section.NUMBER),
-                ],
+                columns=("text", "true", "predicted", "score"),
                 rows=mistakes,
             )
         )
@@ -143,65 +140,36 @@ class Predictions:
 
     def _classes(self) -> Section:
         """Return a table with the scores of each class."""
-        count = len(self.labels.names)
-        if self.labels.problem == SEVERAL:
-            true, given = self.true > 0.5, self.predicted
-            rows_of, given_of, both = true.sum(0), given.sum(0), (true & given).sum(0)
-        else:
-            is_right = self.predicted == self.true
-            rows_of, given_of, both = (
-                np.bincount(ids, minlength=count)
-                for ids in (self.true, self.predicted, self.true[is_right])
-            )
-        precision, recall = both / np.maximum(given_of, 1), both / np.maximum(rows_of, 1)
-        f1 = 2 * both / np.maximum(given_of + rows_of, 1)
-        rows = [
-            [name, *(f"{scores[number]:.3f}" for scores in (precision, recall, f1)),
-             str(rows_of[number])]
-            for number, name in enumerate(self.labels.names)
-        ]  # fmt: skip
-        columns = ["precision", "recall", "F1", "rows"]
+        names, is_set = self.labels.names, self.labels.problem == SEVERAL
+        true = self.true > 0.5 if is_set else self.true
+        scores = precision_recall_fscore_support(
+            true, self.predicted, labels=range(len(names)), zero_division=0
+        )
+        columns = ["class", "precision", "recall", "F1", "rows"]
+        values = [names, *(column.tolist() for column in scores)]
         if self.thresholds is not None:
             columns.append("threshold")
-            rows = [[*row, f"{self.thresholds[number]:.3f}"] for number, row in enumerate(rows)]
-        return Section(
-            title=f"Classes, {self.split} data",
-            columns=section.texts("class") + section.numbers(*columns),
-            rows=rows,
-        )
+            values.append(self.thresholds.tolist())
+        rows = [*zip(*values, strict=True)]
+        return Section(title=f"Classes, {self.split} data", columns=columns, rows=rows)
 
-
-def confusion(true: Array, predicted: Array, count: int) -> Array:
-    """Return [count, count]: how many texts of the row's class were predicted to have the column's
-    class."""
-    counts = np.zeros((count, count), dtype=np.int64)
-    np.add.at(counts, (true, predicted), 1)
-    return counts
-
-
-def _mistakes(answers: Predictions) -> list[list[str]]:
-    """Return the wrong predictions of the highest confidence, worst first."""
-    scores, problem = answers.scores, answers.labels.problem
-    rows = np.arange(len(answers.true))
-    if problem == SINGLE:
-        wrong = answers.predicted != answers.true
-        badness = scores[rows, answers.predicted] - scores[rows, answers.true]
-    elif problem == SEVERAL:
-        wrong = (answers.predicted != (answers.true > 0.5)).any(axis=1)
-        badness = np.abs(scores - answers.true).max(axis=1)
-    else:
-        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(answers.predicted - answers.true)
-    worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
-    cells = []
-    for row in worst:
-        text = f"row {row}" if answers.texts is None else answers.texts[row]
-        texts = [text] if answers.pairs is None else [text, answers.pairs[row]]
-        cells.append(
-            [
-                RULE.join(map(section.beginning, texts)),
-                answers.labels.show(answers.true[row]),
-                answers.labels.show(answers.predicted[row]),
-                "" if problem == NUMBER else f"{scores[row].max():.0%}",
-            ]
-        )
-    return cells
+    def _mistakes(self) -> list[list[str | float]]:
+        """Return the wrong predictions of the highest confidence, worst first."""
+        scores, problem = self.scores, self.labels.problem
+        rows = np.arange(len(self.true))
+        if problem == SINGLE:
+            wrong = self.predicted != self.true
+            badness = scores[rows, self.predicted] - scores[rows, self.true]
+        elif problem == SEVERAL:
+            wrong = (self.predicted != (self.true > 0.5)).any(axis=1)
+            badness = np.abs(scores - self.true).max(axis=1)
+        else:
+            wrong, badness = np.ones(len(rows), dtype=bool), np.abs(self.predicted - self.true)
+        worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
+        show, shown = self.labels.show, []
+        for row in worst:
+            texts = [self.rows[row][column][:_SHOWN_CHARS] for column in self.columns]
+            score = "" if problem == NUMBER else float(scores[row].max())
+            text = "\n\n".join(texts) or f"row {row}"
+            shown.append([text, show(self.true[row]), show(self.predicted[row]), score])
+        return shown

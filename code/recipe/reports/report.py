@@ -1,7 +1,8 @@
-"""Write the report of a training run: a self-contained HTML page, and its figures as PNG."""
+"""Write the report of a training run: a self-contained HTML page."""
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from recipe.reports import figures
 from recipe.reports.model_card import Facts, versions
-from recipe.reports.section import RULE, Section
+from recipe.reports.section import Section
 
 Array = npt.NDArray[Any]
 
@@ -31,8 +31,6 @@ class Material:
     lengths: Array
     """Tokens of each training text, truncated."""
     max_length: int
-    batch_size: int
-    """The hyperparameter, with which the report compares."""
     computed_tokens: int
     """Tokens computed in one pass over the training texts, padding included."""
     phases: Mapping[str, float]
@@ -45,7 +43,7 @@ class Material:
 
 
 def write(material: Material, folder: Path) -> Path:
-    """Write report.html and its figures as PNG to `folder`, and return the page's path."""
+    """Write report.html to `folder`, and return its path."""
     # Importing jinja2 and matplotlib takes a second; only reports need them.
     from jinja2 import Environment, FileSystemLoader
 
@@ -53,25 +51,22 @@ def write(material: Material, folder: Path) -> Path:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
+    sections = [
+        Section(
+            title="Loss and learning rate",
+            figure=functools.partial(figures.loss, material.history),
+        ),
+        Section(title="Evaluation", figure=functools.partial(figures.evaluation, material.history)),
+        *material.sections,
+        Section(title="Time", columns=("phase", "seconds"), rows=[*material.phases.items()]),
+    ]
     with warnings.catch_warnings(), figures.style():
         warnings.simplefilter("ignore")  # about glyphs that matplotlib's font lacks
-        shown = {
-            "loss": figures.loss(material.history),
-            "evaluation": figures.evaluation(material.history),
-        }
-        if material.max_length:  # images have no lengths
-            shown["lengths"] = figures.lengths(material.lengths, material.max_length)
-        shown["time"] = figures.phases(material.phases)
-        of_task = [section.figure for section in material.sections if section.figure is not None]
-        shown |= {name: draw() for name, draw in of_task}
-        drawn = {name: figures.save(figure, folder / name) for name, figure in shown.items()}
+        drawn = [figures.svg(item.figure()) if item.figure else "" for item in sections]
     page = environment.get_template("report.html.j2").render(
         facts=material.facts,
         tiles=_tiles(material),
-        padding=padding(material),
-        figures=drawn,
-        sections=material.sections,
-        rule=RULE,
+        sections=zip(sections, drawn, strict=True),
         # transformers' speeds include evaluations, and would contradict the tile's.
         metrics={
             name: f"{value:.6g}"
@@ -114,22 +109,3 @@ def _tiles(material: Material) -> dict[str, str]:
         cost = material.price_per_hour * material.hosts * seconds / 3600
         tiles[f"cost ({material.hosts} x {material.price_per_hour:g} an hour)"] = f"{cost:.2g}"
     return tiles
-
-
-def padding(material: Material) -> str:
-    """Compare the share of padding with that of other layouts, in a sentence."""
-    lengths, most = material.lengths, material.max_length
-    if not most:
-        return ""
-    real, size = int(lengths.sum()), material.batch_size
-    computed = f"{1 - real / material.computed_tokens:.1%} of the computed tokens were padding."
-    if lengths.max(initial=0) > most:  # texts in windows: other layouts would truncate them
-        return computed
-    shuffled = np.random.default_rng(0).permutation(lengths)
-    batches = [shuffled[index : index + size] for index in range(0, len(shuffled), size)]
-    to_longest = sum(len(batch) * int(batch.max()) for batch in batches)
-    return (
-        f"{computed} It would have been {1 - real / (len(lengths) * most):.1%} with "
-        f"all texts padded to {most} tokens, and {1 - real / to_longest:.1%} with random batches "
-        f"of {size}, padded to their longest text."
-    )

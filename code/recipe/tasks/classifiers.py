@@ -96,18 +96,14 @@ class Classification(Task):
         name, split = judged_split(self.data)
         outputs, true = self.objective.last
         # If texts are sharded, no host has all of them.
-        is_whole = len(split) == len(true)
-        texts, pairs = (
-            list(split[column]) if is_whole and column in split.column_names else None
-            for column in self.shown_columns
-        )
+        known = split.column_names if len(split) == len(true) else ()
         return Predictions(
             split=name,
             labels=self.data.labels,
             outputs=outputs,
             true=true,
-            texts=texts,
-            pairs=pairs,
+            rows=split,
+            columns=[column for column in self.shown_columns if column in known],
             thresholds=self.objective.thresholds,
         )
 

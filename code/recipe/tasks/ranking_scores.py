@@ -13,7 +13,6 @@ import torch
 from sklearn.metrics import ndcg_score
 from torch.nn import functional
 
-from recipe.reports import section
 from recipe.reports.section import Section
 
 CUT = 10
@@ -83,8 +82,8 @@ def worst_queries(
         Section(
             title=f"Worst queries, {split} data",
             note=f"{(firsts > 1).sum()} of {len(firsts)} have an irrelevant text ranked first.",
-            columns=[*section.numbers("rank"), *section.texts("query", "right text", "wrong text")],
-            rows=[[str(firsts[row]), *map(section.beginning, show(int(row)))] for row in worst],
+            columns=("rank", "query", "right text", "wrong text"),
+            rows=[[int(firsts[row]), *show(int(row))] for row in worst],
         )
     ]
 

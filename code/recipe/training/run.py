@@ -275,8 +275,6 @@ class _Job:
                 max_length=self.loaded.max_length,
                 computed_tokens=trainer.tokens_computed(),
                 phases=phases,
-                # The trainer's may be smaller (`batch_layout.cut_by_length`).
-                batch_size=given.per_device_train_batch_size,
                 price_per_hour=given.price_per_hour,
                 hosts=self.plan.host_count,
                 epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),

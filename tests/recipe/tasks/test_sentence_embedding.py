@@ -33,7 +33,7 @@ def test_prompts_and_lengths_are_those_of_the_librarys_folder(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else the library reads is in tests/contract."""
-    monkeypatch.setattr(figures, "save", lambda figure, path: "")  # it takes a second
+    monkeypatch.setattr(figures, "svg", lambda figure: "")  # it takes a second
     rows = triplets(24)
     channels = {"train": write(tmp_path / "data", rows[:16]),
                 "test": write(tmp_path / "held", rows[16:], "test")}  # fmt: skip

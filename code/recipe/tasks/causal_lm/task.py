@@ -14,7 +14,7 @@ from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
 from recipe.models import packed_decoders, pretrained
 from recipe.models.pretrained import Source
-from recipe.reports import figures, generations
+from recipe.reports import generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.task_table import TASKS
@@ -105,11 +105,10 @@ class CausalLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(documents, Documents):
-            sections.append(generations.section(*whole, documents))
-        return sections
+            return [generations.section(*whole, documents)]
+        return ()
 
 
 TASK = CausalLm

@@ -20,7 +20,6 @@ from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_decoders import States
 from recipe.models.packed_encoders import Family
 from recipe.models.pretrained import Source
-from recipe.reports import figures, section
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.settings import TRUNCATE, ModelSettings
@@ -106,10 +105,9 @@ class MaskedLm(Task):
         )
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        sections = figures.perplexity_sections(trainer.state.log_history)
         texts, whole = samples["evaluation"], whole_model(trainer)
         if whole is None or not isinstance(texts, MaskedTexts):
-            return sections
+            return ()
         model, tokenizer = lora.bare(whole[0]), whole[1]
         model.eval()
         masked = np.flatnonzero(texts.labels)
@@ -130,9 +128,8 @@ class MaskedLm(Task):
             shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
             answers = (_listed(tokenizer, tokens) for tokens in (predicted.tolist(), true))
             rows.append((str(shown), *answers))
-        columns = section.texts("text", "the model", "the data")
-        title = "Predicted tokens, evaluation data"
-        return [*sections, Section(title=title, columns=columns, rows=rows)]
+        columns, title = ("text", "the model", "the data"), "Predicted tokens, evaluation data"
+        return [Section(title=title, columns=columns, rows=rows)]
 
 
 def _listed(tokenizer: Tokenizer, ids: list[int]) -> str:

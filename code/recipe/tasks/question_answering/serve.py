@@ -182,7 +182,7 @@ class QuestionAnswerer(ServedTask):
             both = values - (_log_sum(values) if scale is None else scale)
             no_answer = min(no_answer, float(np.exp(both[:, window.nowhere].sum())))
             both[:, window.nowhere] = -np.inf
-            for first, last, log_score in spans.likeliest(*both, candidates, longest):
+            for first, last, log_score in spans.likeliest(both[0], both[1], candidates, longest):
                 turns.pause()
                 if not (window.allowed[first] and window.allowed[last]):
                     continue

@@ -14,7 +14,7 @@ import sacrebleu
 import torch
 from datasets import Dataset
 from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
 from recipe import metrics
 from recipe.batching.batches import Layout, Samples
@@ -22,9 +22,8 @@ from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.models import lora
 from recipe.models.pretrained import Source
-from recipe.reports import figures
 from recipe.reports.model_card import About
-from recipe.reports.section import TEXT, Section
+from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.runtime.device import everyones
 from recipe.settings import DataSettings
@@ -99,11 +98,8 @@ class Written:
         section = Section(
             title="Generated text, evaluation data",
             note=f"The scores are of {count} of {len(self.pairs)} rows.",
-            columns=[("source", TEXT), ("the model", TEXT), ("the data", TEXT)],
-            rows=[
-                [text[:_SHOWN_CHARS] + " ..." * (len(text) > _SHOWN_CHARS) for text in row]
-                for row in rows
-            ],
+            columns=("source", "the model", "the data"),
+            rows=[*rows],
         )
         return [section]
 
@@ -273,10 +269,6 @@ class TextToText(Task):
             "are from 0 to 100, for the text generated for some rows (generated_rows).",
             headline=(*scores, "perplexity", "loss"),
         )
-
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        sections = figures.perplexity_sections(trainer.state.log_history)
-        return [*sections, *super().sections(trainer, samples)]
 
     def answers(self) -> Written | None:
         last = self.objective.last

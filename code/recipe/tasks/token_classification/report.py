@@ -13,7 +13,6 @@ from seqeval.metrics import sequence_labeling as seqeval  # type: ignore[import-
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 
 from recipe.data.column_names import TAGS, TOKENS
-from recipe.reports import section
 from recipe.reports.section import Section
 
 ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
@@ -122,12 +121,11 @@ class TaggedAnswers:
         for name, scores in table.items():
             if isinstance(scores, dict):  # not the accuracy
                 *values, count = scores.values()
-                rows.append([name, *(f"{value:.3f}" for value in values), f"{count:.0f}"])
+                rows.append([name, *map(float, values), int(count)])
         return [
             Section(
                 title=f"{'Entities' if self.are_entities else 'Tags'}, {self.split} data",
-                columns=section.texts("kind")
-                + section.numbers("precision", "recall", "F1", "count"),
+                columns=("kind", "precision", "recall", "F1", "count"),
                 rows=rows[:_MOST_ROWS],
             )
         ]

@@ -191,7 +191,8 @@ def _windows_of(
 ) -> dict[str, store.Column]:
     """Return the windows of some sentences in which a word has a tag."""
     encoded = _encoded(tokenizer, batch[TOKENS])
-    numbers = {None: NOT_LEARNED, **{name: number for number, name in enumerate(names)}}
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    numbers[None] = NOT_LEARNED
     all_ids: list[list[int]] = []
     all_tags: list[list[int]] = []
     labels: list[list[int]] = []
