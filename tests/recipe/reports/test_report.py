@@ -1,23 +1,20 @@
-"""The report: what it says, that it is one file that shows nothing wrong, and a look at it."""
+"""The report and the model card."""
 
 import dataclasses
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from markupsafe import Markup
 
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.hyperparameters import Hyperparameters
 from recipe.reports import figures, model_card, predictions, report
 from recipe.reports.model_card import Facts
-from recipe.training.forecast import Stopwatch
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PROBE = "<script>document.title='run by a text'</script>"
 HISTORY = [
     {"step": 1, "loss": 2.0, "learning_rate": 5e-5},
@@ -40,7 +37,9 @@ def material(
 ) -> report.Material:
     facts = Facts(
         base_model="some/model",
-        hyperparameters=Hyperparameters(hf_token="hf_planted").as_text(),
+        hyperparameters=Hyperparameters(
+            hf_token="hf_planted", hub_model_id="https://me:hf_planted@host/a"
+        ).as_text(),
         about=model_card.describe_classifier((answers or SINGLE_LABEL).labels, ("text",)),
         decisions=[("data", "4 rows")],
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
@@ -169,30 +168,24 @@ def test_it_names_the_job_and_leaves_out_what_is_another_task_s(tmp_path: Path) 
     assert "train_samples_per_second" not in text, "it would contradict the tile"
 
 
-def test_a_stopwatch_adds_up_laps() -> None:
-    times = iter([0.0, 1.0, 3.0, 7.0])
-    watch = Stopwatch(lambda: next(times))
-    for name in ("data", "training", "data"):
-        watch.lap(name)
-    assert watch.seconds == {"data": 5.0, "training": 2.0}
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_a_browser_shows_it_whole(written: Path, tmp_path: Path) -> None:
-    page = written
-    browser = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]
-    browser += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2400"]
-    shot = tmp_path / "shot.png"
-    # One start for both: a headless browser takes seconds to come up.
-    done = subprocess.run(
-        [*browser, f"--screenshot={shot}", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=240,
+@pytest.mark.parametrize(
+    ("name", "is_local", "expected"),
+    [
+        ("google-bert/bert-base-uncased", False, "google-bert/bert-base-uncased"),
+        ("/opt/ml/input/data/model", True, None),
+    ],
+)
+def test_the_card_names_the_base_model_if_the_hub_has_it(
+    name: str, is_local: bool, expected: str | None
+) -> None:
+    text = model_card.write(
+        dataclasses.replace(material().facts, base_model=name, base_is_local=is_local)
     )
-    assert done.returncode == 0, done.stderr
-    assert shot.stat().st_size > 30_000, "an empty page is a few kilobytes"
-    dom = done.stdout
-    assert "<title>Training report</title>" in dom, "a text of the data ran as a script"
-    assert dom.count("</svg>") == 3
-    assert "cost $5$" in dom
+    card = ModelCard(text)
+    assert card.data.base_model == expected
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-classification"
+    assert f"Fine-tuned from `{name}` to classify texts by 2 labels" in card.text
+    assert "| decision | value |\n|---|---|\n| data | 4 rows |\n" in card.text
+    assert "| metric | value |\n|---|---|\n| eval_accuracy | 0.25 |\n" in card.text
+    assert "hf_planted" not in text

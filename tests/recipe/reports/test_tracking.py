@@ -86,14 +86,3 @@ def test_a_run_of_wandb_is_kept_offline_without_its_key(
     assert not [path for path, kept in written.items() if b"hf_planted" in kept]
     assert not [path for path, kept in written.items() if key.encode() in kept]
     assert key not in job.log + job.errors
-
-
-@pytest.mark.heavy  # MLflow's imports take three seconds
-def test_managed_mlflow_is_reached_as_a_server_and_as_an_app() -> None:
-    """By the plugin that signs the requests."""
-    from sagemaker_mlflow.mlflow_sagemaker_helpers import SageMakerMLflowHostMetadataProvider
-
-    for resource in ("mlflow-tracking-server/team", "mlflow-app/app-ABCDEFGHIJKL"):
-        provider = SageMakerMLflowHostMetadataProvider()
-        provider.set_arn(f"arn:aws:sagemaker:eu-west-1:123456789012:{resource}")
-        assert provider.construct_tracking_server_url().startswith("https://")

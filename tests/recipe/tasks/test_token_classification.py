@@ -89,20 +89,10 @@ def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path
             TextClassification({"train": folder}, parse(["--task", task]))
 
 
-ENTITIES = [["[", "Ada", "#1", "said", "]"], ["#", "in", "10\xa0000", "New", "York"]]
-SCHEMES = {
-    "IOB2": (["O", "B-PER", "O", "O", "O"], ["O", "O", "O", "B-LOC", "I-LOC"]),
-    "BIOES": (["O", "S-PER", "O", "O", "O"], ["O", "O", "O", "B-LOC", "E-LOC"]),
-    "BMES": (["O", "S-PER", "O", "O", "O"], ["O", "O", "B-LOC", "M-LOC", "E-LOC"]),
-    "parts of speech": (["(", "NN", "NN", "VB", ")"], ["NN", "IN", "CD", "NN", "NN"]),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "between", "comment"),
     [
         ("a.bmes", "\t", ""),
-        ("a.char", " ", ""),
         ("a.iob", " ", "#begin document (bc/cctv); part 000"),
         ("a", "\t", "#\tid 1"),
         ("a.txt", " ", "# text = [ O"),
@@ -110,26 +100,32 @@ SCHEMES = {
         ("a.tsv", "\t", "#\thttp://a.b/c\t[2009-10-17]"),
     ],
 )
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("tags", "converted"),
+    [
+        ((["O", "B-PER", "O", "O", "O"], ["O", "O", "O", "B-LOC", "I-LOC"]), ""),
+        ((["O", "S-PER", "O", "O", "O"], ["O", "O", "B-LOC", "M-LOC", "E-LOC"]), "E, M, S"),
+        ((["(", "NN", "NN", "VB", ")"], ["NN", "IN", "CD", "NN", "NN"]), ""),
+    ],
+    ids=["IOB2", "BMES", "parts of speech"],
+)
 def test_a_named_task_reads_every_variant(
-    scheme: str, between: str, comment: str, name: str, tmp_path: Path
+    tags: Sequence[list[str]], converted: str, between: str, comment: str, name: str, tmp_path: Path
 ) -> None:
+    words = [["[", "Ada", "#1", "said", "]"], ["#", "in", "10\xa0000", "New", "York"]]
     sentences = [
-        "\n".join(map(between.join, zip(words, tags, strict=True)))
-        for words, tags in zip(ENTITIES, SCHEMES[scheme], strict=True)
+        "\n".join(map(between.join, zip(*pair, strict=True)))
+        for pair in zip(words, tags, strict=True)
     ]
     lines = f"{comment}\n" * bool(comment) + "\n\n".join(sentences * 2) + "\n\n"
     folder = written(tmp_path / "d", name, lines)
     loaded = load(folder, "--task", "token-classification")
-    assert loaded.train["tokens"][:] == ENTITIES * 2
-    if scheme == "parts of speech":
-        assert loaded.train["tags"][:] == [*SCHEMES[scheme]] * 2
-    else:
-        assert loaded.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
-        assert loaded.are_entities
-        others = {"IOB2": "", "BIOES": "E, S", "BMES": "E, M, S"}[scheme]
-        note = f"tags: {others} are converted to B and I (IOB2)."
-        assert [note] * bool(others) == [line for line in loaded.notes if "IOB2" in line]
+    assert loaded.train["tokens"][:] == words * 2
+    assert loaded.train["tags"][:2] == [iob2(row) for row in tags]
+    assert loaded.are_entities == ("NN" not in tags[0])
+    note = f"tags: {converted} are converted to B and I (IOB2)."
+    assert [note] * bool(converted) == [line for line in loaded.notes if "IOB2" in line]
+    if loaded.are_entities:
         assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
 
 
@@ -149,6 +145,10 @@ def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     assert load(folder, "--class_names", ",".join(NAMES)).train["tags"][:] == TAGS
     with pytest.raises(HyperparameterError, match=r"class_names has value '\[\"O\"', which is not"):
         load(folder, "--class_names", '["O"')
+    write(folder, [{"tokens": ["a", "b"], "ner_tags": tags} for tags in ([1, -100], [0, 1])])
+    assert load(folder, "--class_names", "O,B-X").train["tags"][0] == ["B-X", None]
+    with pytest.raises(DataError, match=r"line 1 has the tag 1 for word 0 \('a'\).*1 classes"):
+        load(folder, "--class_names", "O")
 
 
 def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
@@ -210,31 +210,25 @@ def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list
         load(write(tmp_path, [right, right, row]))
 
 
-SPANNED = "Ada went to Paris, Jos\u00e9 went to Rome and Bob went to Oslo."
-
-
 @pytest.mark.parametrize("counted", ["characters", "last characters", "bytes"])
-def test_spans_that_are_not_counted_as_characters_are_refused(counted: str, tmp_path: Path) -> None:
+def test_spans_are_counted_in_characters_or_refused(counted: str, tmp_path: Path) -> None:
+    text = "Ada went to Paris, Jos\u00e9 went to Rome and Bob went to Oslo."
+
     def position_of(position: int) -> int:
-        return len(SPANNED[:position].encode()) if counted == "bytes" else position
+        return len(text[:position].encode()) if counted == "bytes" else position
 
     spans = []
     for name in ("Paris", "Jos\u00e9", "Rome", "Oslo"):
-        start = SPANNED.index(name)
+        start = text.index(name)
         end = position_of(start + len(name)) - (counted == "last characters")
         spans.append([position_of(start), end, "X"])
-    folder = write(tmp_path, [{"text": SPANNED, "entities": spans}] * 4)
+    rows = [{"text": text, "entities": spans}] * 4
     if counted == "characters":
-        assert not [note for note in load(folder).notes if "within a word" in note]
+        rows.append({"text": text, "entities": [[12, 15, "X"]]})
+        assert "1 of 17 spans" in " ".join(load(write(tmp_path, rows)).notes)
         return
     with pytest.raises(DataError, match=r"of 16 spans .* within a word"):
-        load(folder)
-
-
-def test_a_few_spans_within_words_are_counted(tmp_path: Path) -> None:
-    rows = [{"text": "Ada lives in Parisville", "entities": [[0, 3, "P"], [13, 18 + end, "L"]]}
-            for end in (5, 5, 0)]  # fmt: skip
-    assert "1 of 6 spans" in " ".join(load(write(tmp_path, rows)).notes)
+        load(write(tmp_path, rows))
 
 
 def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
@@ -249,55 +243,34 @@ def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
     assert tags == ["B-ORG", "I-ORG", "O", "B-LOC"]
 
 
-def test_a_number_without_a_class_is_named(tmp_path: Path) -> None:
-    numbers = datasets.Features(
-        tokens=datasets.List(datasets.Value("string")),
-        tags=datasets.List(datasets.ClassLabel(names=["O", "B-X"])),
-    )
-    rows = {"tokens": [["a", "b"]] * 3, "tags": [[0, 1], [1, -100], [0, 1]]}
-    data = datasets.Dataset.from_dict(rows, numbers)
-    data.save_to_disk(str(tmp_path / "right"))
-    assert load(tmp_path / "right").train["tags"][1] == ["B-X", None]
-    table = data.data.table
-    table = table.set_column(1, table.schema.field(1), [[[0, 1], [1, 2], [0, 1]]])
-    datasets.Dataset(table).save_to_disk(str(tmp_path / "wrong"))
-    with pytest.raises(DataError, match=r"row 1 has the tag 2 for word 1 \('b'\).*2 classes"):
-        load(tmp_path / "wrong")
-
-
-@pytest.mark.parametrize("scheme", [IOB1, IOB2, IOE1, IOE2, IOBES, BILOU])
-def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any) -> None:
-    drawn = random.Random(0)
+@pytest.mark.parametrize(
+    ("scheme", "letters"),
+    # Of the only word of an entity, the first one of several, one within, the last one.
+    [(IOB1, "IIII"), (IOB2, "BBII"), (IOE1, "IIII"), (IOE2, "EIIE"), (IOBES, "SBIE"),
+     (BILOU, "UBIL")],
+)  # fmt: skip
+def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any, letters: str) -> None:
+    drawn, (single, begin, within, last) = random.Random(0), letters
     for _ in range(200):
         entities, index = [], drawn.randrange(2)
         while index < 10:
             end = min(10, index + drawn.randint(1, 3))
             entities.append((drawn.choice("XY"), index, end))
             index = end + drawn.choice([0, 0, 1, 2])
-        tags = spell(entities, scheme.__name__, 10)
+        tags = ["O"] * 10
+        for kind, start, end in entities:
+            size = end - start
+            prefixes = [single] if size == 1 else [begin, *within * (size - 2), last]
+            if scheme is IOB1 and any(item[::2] == (kind, start) for item in entities):
+                prefixes[0] = "B"
+            if scheme is IOE1 and any(item[:2] == (kind, end) for item in entities):
+                prefixes[-1] = "E"
+            tags[start:end] = [f"{prefix}-{kind}" for prefix in prefixes]
         read = Entities([tags], scheme).entities[0]
         if scheme is not IOE1:  # of which seqeval loses entities of one word beside each other
             assert [(item.tag, item.start, item.end) for item in read] == entities
         results = [(kind, first, last + 1) for kind, first, last in get_entities(iob2(tags))]
         assert results == entities, tags
-
-
-LETTERS = {"IOB1": "IIII", "IOB2": "BBII", "IOE1": "IIII", "IOE2": "EIIE", "IOBES": "SBIE",
-           "BILOU": "UBIL"}  # fmt: skip
-"""Of the only word of an entity, the first one of several, one within, the last one."""
-
-
-def spell(entities: Sequence[tuple[str, int, int]], scheme: str, length: int) -> list[str]:
-    tags = ["O"] * length
-    single, first, within, last = LETTERS[scheme]
-    for kind, start, end in entities:
-        letters = [single] if end - start == 1 else [first, *within * (end - start - 2), last]
-        if scheme == "IOB1" and any(item[::2] == (kind, start) for item in entities):
-            letters[0] = "B"
-        if scheme == "IOE1" and any(item[:2] == (kind, end) for item in entities):
-            letters[-1] = "E"
-        tags[start:end] = [f"{letter}-{kind}" for letter in letters]
-    return tags
 
 
 def test_each_token_is_learned_in_one_window_that_fits() -> None:
