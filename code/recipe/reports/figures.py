@@ -53,49 +53,38 @@ def _axes(width: float = 9.4, height: float = 3.2) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _label_steps(axes: Any) -> None:
-    """Label the x axis with whole steps, and begin the y axis at 0 rather than below it."""
-    axes.set_xlabel("step")
+def _curves(history: Sequence[Mapping[str, Any]], names: Mapping[str, str], ylabel: str) -> Any:
+    """Plot values of the Trainer's log by step; `names` are their labels by key."""
+    figure, axes = _axes()
+    for name, label in names.items():
+        points = [(entry["step"], entry[name]) for entry in history if name in entry]
+        marker = "o" if name.startswith("eval_") else None
+        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)
+    axes.set(xlabel="step", ylabel=ylabel)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    values = [value for line in axes.get_lines() for value in line.get_ydata()]
-    if values and min(values) >= 0 > axes.get_ylim()[0]:
+    if axes.dataLim.ymin >= 0 > axes.get_ylim()[0]:
         axes.set_ylim(bottom=0)
-
-
-def _points(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
-    pairs = [(entry["step"], entry[name]) for entry in history if name in entry]
-    return [step for step, _ in pairs], [value for _, value in pairs]
+    figure.legend(loc="outside right center", frameon=False)
+    return figure
 
 
 def loss(history: Sequence[Mapping[str, Any]]) -> Any:
-    """Plot training and evaluation loss, and the learning rate, by step."""
-    figure, axes = _axes()
-    axes.plot(*_points(history, "loss"), color=BLUE, label="training loss")
-    axes.plot(*_points(history, "eval_loss"), color=ORANGE, marker="o", label="evaluation loss")
-    axes.set_ylabel("loss")
-    _label_steps(axes)
-    rate = axes.twinx()
-    rate.grid(False)
-    rate.plot(*_points(history, "learning_rate"), color=GREY, linestyle=":", label="learning rate")
-    rate.set_ylabel("learning rate")
-    rate.spines["right"].set_visible(True)
-    lines = [*axes.get_lines(), *rate.get_lines()]
-    figure.legend(handles=lines, loc="outside upper center", ncols=3, frameon=False)
-    return figure
+    """Plot training and evaluation loss by step."""
+    labels = {"loss": "training loss", "eval_loss": "evaluation loss"}
+    return _curves(history, labels, "loss")
 
 
 def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
     """Plot the scores of the evaluations by step, except perplexity, which is of another order."""
-    figure, axes = _axes()
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    for name in dict.fromkeys(key for entry in history for key in entry):
-        if name.startswith("eval_") and name not in ("eval_loss", "eval_perplexity", *speed):
-            label = name.removeprefix("eval_").replace("_", " ")
-            axes.plot(*_points(history, name), marker="o", markersize=4, label=label)
-    axes.set_ylabel("score")
-    _label_steps(axes)
-    figure.legend(loc="outside right center", frameon=False)
-    return figure
+    excluded = ("eval_loss", "eval_perplexity", *speed)
+    names = dict.fromkeys(key for entry in history for key in entry)
+    labels = {
+        name: name.removeprefix("eval_").replace("_", " ")
+        for name in names
+        if name.startswith("eval_") and name not in excluded
+    }
+    return _curves(history, labels, "score")
 
 
 def confusion(counts: Array, names: Sequence[str]) -> Any:

@@ -53,7 +53,7 @@ def write(material: Material, folder: Path) -> Path:
     )
     sections = [
         Section(
-            title="Loss and learning rate",
+            title="Loss",
             figure=functools.partial(figures.loss, material.history),
         ),
         Section(title="Evaluation", figure=functools.partial(figures.evaluation, material.history)),

@@ -41,19 +41,13 @@ def is_conll(path: Path) -> bool:
 
 
 def has_sentences(path: Path) -> bool:
-    """Return whether all lines have the same number of cells, in groups between empty lines."""
-    rows = _lines(first_lines(path, _SAMPLE_LINES))
-    groups = itertools.groupby(len(cells) for _, cells in rows)
-    widths = [width for width, _ in groups]
-    return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
-
-
-def may_be_tagged(path: Path) -> bool:
-    """Return whether lines begin with a word, and form sentences between empty lines."""
+    """Return whether lines begin with a word, have the same number of cells, and form sentences
+    between empty lines."""
     rows = [cells for _, cells in _lines(first_lines(path, _SAMPLE_LINES))]
-    lengths = [len(list(group)) for has_cells, group in itertools.groupby(rows, bool) if has_cells]
+    lengths = [len([*group]) for has_cells, group in itertools.groupby(rows, bool) if has_cells]
+    widths = {len(cells) for cells in rows if cells}
     are_words = not any(" " in cells[0] for cells in rows if cells)
-    return are_words and max(lengths, default=0) > 1 and has_sentences(path)
+    return are_words and len(widths) == 1 < max(widths) and len(lengths) > 1 < max(lengths)
 
 
 def read_conll(path: Path, encoding: str) -> Part:

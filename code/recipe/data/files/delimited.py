@@ -25,7 +25,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
 from recipe.data.column_names import SPLIT_COLUMNS
-from recipe.data.files.conll import may_be_tagged
+from recipe.data.files.conll import has_sentences
 from recipe.data.files.part import (
     HeaderHint,
     Part,
@@ -92,7 +92,7 @@ def read_delimited(
     delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
     begun = next(csv.reader(sample[:1], delimiter=delimiter), [])
     is_named = bool({*map(normalized, begun)} & _header_names())
-    if delimiter == "\t" and not is_named and may_be_tagged(path):
+    if delimiter == "\t" and not is_named and has_sentences(path):
         raise token_data(str(path), "it has a word on each line, and empty lines between sentences")
     if _agreement(sample, delimiter) == 0:
         names = {normalized(cell) for cell in sample[0].split(",")} if sample else set()
