@@ -1,5 +1,6 @@
 """Packed words and windows: the same logits, losses and gradients as each sample alone."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -121,22 +122,19 @@ def test_answers_are_found_as_alone(kind: str, packed: bool) -> None:
 @pytest.mark.parametrize("task", ["TOKEN_CLS", "QUESTION_ANS"])
 def test_around_adapters_too(task: str) -> None:
     """Which add nothing before they are trained; peft must pass all on that a batch has."""
-    is_words = task == "TOKEN_CLS"
-    samples: Any = tagged(True) if is_words else windows(True)
-    more = (samples.weight(ROWS), samples.words()) if is_words else (max(LENGTHS), True)
-    kind = TagLayout if is_words else WindowLayout
+    if task == "TOKEN_CLS":
+        samples: Any = tagged(True)
+        head, kind, more = "TokenClassification", TagLayout, (samples.weight(ROWS), samples.words())
+        patch: Any = functools.partial(token_heads.patch_forward_for_tags, smoothing=0.0)
+    else:
+        samples, head, kind, more = windows(True), "QuestionAnswering", WindowLayout, (41, True)
+        patch = token_heads.patch_forward_for_spans
     logits = []
     for adapters in (None, 4):
-        model: Any = make("bert", "TokenClassification" if is_words else "QuestionAnswering")
+        model: Any = make("bert", head)
         batch = layout_of(kind, True, model, *more).tensors(samples, ROWS)
         batch["token_type_ids"] = (batch["position_ids"] > 3).long()
         model = lora.wrap(model, Hyperparameters(lora_r=adapters), (), task, trains_head=True)
-        (
-            token_heads.patch_forward_for_tags(model, 0.0)
-            if is_words
-            else token_heads.patch_forward_for_spans(model)
-        )
+        patch(model)
         logits.append(model.eval()(**batch).logits)
-        if adapters:
-            assert model.peft_config["default"].task_type == task
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-6)

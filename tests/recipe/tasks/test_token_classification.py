@@ -167,8 +167,6 @@ def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "argv", "words"),
     [
-        # Annotations apart from their text.
-        ("a.ann", "T1\tPER 0 3\tAda\nT2\tLOC 7 12\tParis\n" * 12, [], []),
         # CoNLL-2012's first column names documents; its entities are brackets, which are no tags either.
         ("a.conll", "bc/0 0 Ada (PERSON)\nbc/0 1 sat *\nbc/0 2 here *\n\n" * 3, [],
          ["first column", "is the same in all lines"]),
@@ -309,7 +307,7 @@ def test_tags_without_positions_are_said_to_be_of_words(tmp_path: Path) -> None:
     assert "test.jsonl has no value in 'ner_tags'" in notes[0]
 
 
-@pytest.mark.parametrize("name", ["train.spacy", "1.ann", "train.tsv"])
+@pytest.mark.parametrize("name", ["1.ann", "train.tsv"])
 def test_files_of_annotations_are_refused_with_a_row_that_is_read(
     name: str, tmp_path: Path
 ) -> None:

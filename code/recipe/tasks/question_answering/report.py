@@ -56,10 +56,7 @@ def f1_of(true: str, predicted: str) -> float:
     if not true_words or not predicted_words:
         return float(true_words == predicted_words)
     common = sum((Counter(true_words) & Counter(predicted_words)).values())
-    if not common:
-        return 0.0
-    precision, recall = common / len(predicted_words), common / len(true_words)
-    return 2 * precision * recall / (precision + recall)
+    return 2 * common / (len(true_words) + len(predicted_words))
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
