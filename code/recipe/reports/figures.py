@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
+_BLUE, _GREY = "#2a6fbb", "#8a8f98"
 # A page replaces these by its own, which depend on the reader's colour scheme.
 _INK, _LINE = "#1f2328", "#e6e8eb"
 _STYLE: dict[Any, Any] = {
@@ -23,9 +23,9 @@ _STYLE: dict[Any, Any] = {
     "grid.color": _LINE,
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "axes.axisbelow": True,
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": _GREY,
 }
-_ANNOTATED, _WORST = 12, 12
+_ANNOTATED = 12
 Array = npt.NDArray[Any]
 
 
@@ -115,8 +115,8 @@ def confusion(counts: Array, names: Sequence[str]) -> Any:
 def scatter(true: Array, predicted: Array) -> Any:
     """Plot predicted against true numbers, with the line where both are equal."""
     figure, axes = _axes(5.0, 4.2)
-    axes.scatter(true, predicted, s=12, alpha=0.5, color=BLUE, linewidths=0)
+    axes.scatter(true, predicted, s=12, alpha=0.5, color=_BLUE, linewidths=0)
     ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
-    axes.plot(ends, ends, color=GREY, linestyle=":")
+    axes.plot(ends, ends, color=_GREY, linestyle=":")
     axes.set(xlabel="true", ylabel="predicted")
     return figure
