@@ -202,7 +202,7 @@ def _windows_of(
         if not inner:
             continue
         body = slice(inner[0], inner[-1] + 1)
-        before, after = ids[: body.start], ids[body.stop :]
+        before, body_ids, after = ids[: body.start], ids[body], ids[body.stop :]
         tag_ids = [
             NOT_LEARNED if word is None or word == previous else numbers[tags[word]]
             for previous, word in itertools.pairwise([None, *words[body]])
@@ -213,8 +213,7 @@ def _windows_of(
                 tag_ids[position] if position in learned else NOT_LEARNED for position in window
             ]
             if count := len(kept) - kept.count(NOT_LEARNED):
-                inside = ids[body][window.start : window.stop]
-                all_ids.append([*before, *inside, *after])
+                all_ids.append([*before, *body_ids[window.start : window.stop], *after])
                 all_tags.append([*[NOT_LEARNED] * len(before), *kept, *[NOT_LEARNED] * len(after)])
                 labels.append([count, row])
     return {
