@@ -1,11 +1,11 @@
 """The handlers that `amphora serve` uses for a model without code.
 
-HF_TASK, or else the head of the model, selects the task: those of transformers' pipelines, and
-question answering, summarization, translation, text2text-generation and sentence-similarity.
+HF_TASK, or else the head of the model, selects the task: those of texts, and of transformers'
+pipelines those that read images.
 
 Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, pairs,
 questions with their contexts, a bare string or list, JSON Lines, CSV with a record in each row,
-plain text, an NPY array of texts, or the bytes of an image or audio file. Answers have the shape of
+plain text, or the bytes of an image. Answers have the shape of
 Hugging Face's image (docs/SERVING.md has the table). Texts beyond the model's limit are truncated;
 the header X-Amphora-Truncated of the answer lists their positions. An invalid record of JSON Lines
 or CSV is answered by an error in its place, listed in X-Amphora-Failed. If all records are invalid,

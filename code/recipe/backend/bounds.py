@@ -35,7 +35,6 @@ class Bound(enum.Enum):
     WRITTEN = "AMPHORA_MAX_TOKENS_WRITTEN", 262_144, "tokens that may be generated"
     SCORES = "AMPHORA_MAX_SCORES", 67_108_864, "numbers that the model computes for the answer"
     ANSWER = "AMPHORA_MAX_ANSWER_VALUES", 4_194_304, "numbers and names in the answer"
-    SAMPLES = "AMPHORA_MAX_SAMPLES", 4_800_000, "audio samples at the model's rate"
     PIXELS = "AMPHORA_MAX_PIXELS", 64_000_000, "pixels of a request's images"
 
     def __init__(self, variable: str, usual: int, what: str) -> None:

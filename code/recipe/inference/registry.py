@@ -24,8 +24,6 @@ _SYNONYMS = {
     "text-ranking": "text-classification",
     "reranking": "text-classification",
     "sentence-embeddings": SENTENCES,
-    "image-to-text": "image-text-to-text",
-    "text-to-speech": "text-to-audio",
 }
 _SAME_HEAD = {"zero-shot-classification": "text-classification"}
 # Tasks whose models have no head, or many uses: their classes do not determine the task.
@@ -57,7 +55,13 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
     name = _SYNONYMS.get(name, name)
     if name.startswith(f"{TRANSLATIONS}_"):
         name = TRANSLATIONS
-    known = [*SERVED, *(task for task in pipelines.names() if task not in SERVED)]
+    known = [*SERVED, *pipelines.TASKS]
+    if name in pipelines.names() and name not in known:
+        raise ModelError(
+            f"The task {name} of {origin.location} is not served without code.",
+            "Write a code/inference.py with `def model_fn(model_dir): return "
+            f'transformers.pipeline("{name}", model=model_dir)`.',
+        )
     if name not in known:
         raise ValueError(
             f"HF_TASK is {name!r}. Give {', '.join(known)}. {did_you_mean(name, known)}"
@@ -106,19 +110,8 @@ def task_of(origin: Origin) -> str:
         claiming = [name for name, entry in SERVED.items() if kind in entry.adapters]
         what = f"is an adapter whose task_type is {kind!r}"
     else:
-        config = origin.config()
-        classes = getattr(config, "architectures", None) or []
+        classes = getattr(origin.config(), "architectures", None) or []
         claiming = [task for name in classes if (task := task_of_class(name)) is not None]
-        auto_map = getattr(config, "auto_map", None) or {}
-        # If the code of a class is in the model's folder, its Auto class decides, or the end of
-        # its name, as in Hugging Face's toolkit: MyForSequenceClassification is an
-        # AutoModelForSequenceClassification.
-        for name in classes if auto_map and not claiming else ():
-            names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")]
-            for task, architectures in _candidates():
-                endings = tuple(auto.removeprefix("AutoModel") for auto in architectures)
-                if any(known.endswith(endings) for known in (*names, name)):
-                    claiming.append(task)
         what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
     if not claiming:
         raise ModelError(

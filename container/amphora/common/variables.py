@@ -43,7 +43,6 @@ SETTINGS: Mapping[str, str] = {
         ("MAX_TOKENS_WRITTEN", "prompts x answers or beams x new tokens (262144)"),
         ("MAX_SCORES", "scores that the model computes, such as texts x labels (67108864)"),
         ("MAX_ANSWER_VALUES", "numbers and names in the answer (4194304)"),
-        ("MAX_SAMPLES", "audio samples at the model's rate (4800000)"),
         ("MAX_PIXELS", "pixels of all images (64000000)"),
     )
 }

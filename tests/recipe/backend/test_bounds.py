@@ -5,20 +5,16 @@ import json
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import wavfile
 from transformers import BertTokenizerFast
 
-from recipe.backend import bounds, media, pipelines, turns
+from recipe.backend import bounds, images, turns
 from recipe.backend.bounds import TooCostly
-from recipe.backend.pipelines import Foreign
 from recipe.backend.requests import answers
-from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.inference.defaults import huggingface
 from tests.support.serving_kit import Handlers, save
 
@@ -161,27 +157,6 @@ def test_wrong_variables_are_all_named() -> None:
         bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
 
 
-def sound(rate: int, samples: int) -> bytes:
-    out = io.BytesIO()
-    wavfile.write(out, rate, np.ones(samples, np.int16))
-    return out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ({"raw": [0.0] * 9, "sampling_rate": 4_999_999}, "1,000 to 384,000"),
-        ({"raw": [0.0] * 20_000, "sampling_rate": 1}, "1,000 to 384,000"),
-        ({"raw": [0.0] * 400_000, "sampling_rate": 1000}, "6,400,000 audio samples.*4,800,000"),
-        (sound(3, 20_000), "1,000 to 384,000"),
-    ],
-)
-def test_sounds_have_a_rate_and_a_length_that_can_be(value: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        media.sound(value, 16_000)
-    assert len(media.sound({"raw": [0.5] * 384, "sampling_rate": 384_000}, 16_000)["raw"]) == 16
-
-
 def png(width: int, height: int) -> bytes:
     out = io.BytesIO()
     Image.new("1", (width, height)).save(out, format="PNG")
@@ -196,9 +171,11 @@ def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code(
     with pytest.raises(TooCostly, match=r"7,200 pixels.*AMPHORA_MAX_PIXELS"):
         huggingface.decode(large, "image/png")
     with pytest.raises(TooCostly, match="7,200 pixels"):
-        pipelines.decode_images(large, media.Pixels())
+        images.read(large, images.Pixels())
     with pytest.raises(TooCostly, match="7,200 pixels"):
-        pipelines.decode_images([half, half], media.Pixels())
+        pixels = images.Pixels()
+        for _ in range(2):
+            images.read(half, pixels)
     assert huggingface.decode(png(4, 3), "image/png")["inputs"].size == (4, 3)
 
 
@@ -221,31 +198,3 @@ def test_long_answers_are_written_as_json_writes_them_with_pauses(
         pauses = 0
         assert answers._as_json(value) == json.dumps(value, ensure_ascii=False)
         assert pauses >= (4 if len(json.dumps(value)) > 10_000 else 0)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"chunk_length_s": 0.01}, "leaves 1 s or more"),
-        ({"chunk_length_s": 10, "stride_length_s": [5, 4.5]}, "9.5 s are shared"),
-        ({"chunk_length_s": "10"}, "not a number of seconds"),
-        ({"generate_kwargs": {"max_new_tokens": 10**9}}, "AMPHORA_MAX_TOKENS_WRITTEN"),
-        ({"max_new_tokens": 200, "generate_kwargs": {"num_beams": 10**6}}, "200,000,000 tokens"),
-        ({"generate_kwargs": {"max_length": "x"}}, "max_length is 'x'"),
-        ({"chunk_length_s": 30}, ""),
-        ({"chunk_length_s": 2, "stride_length_s": [0.4, 0.4]}, ""),
-        ({"chunk_length_s": 0, "generate_kwargs": {"max_new_tokens": 100}}, ""),
-    ],
-)
-def test_parameters_of_transformers_pipelines(parameters: dict[str, Any], words: str) -> None:
-    """Of a sound of five minutes, chunks of 10 ms would be 90,000."""
-    sound = {"raw": [0.0] * 16000, "sampling_rate": 16000}
-    request = Request(inputs=[sound], raw=sound, parameters=parameters)
-    names = frozenset({"chunk_length_s", "stride_length_s", "generate_kwargs", "max_new_tokens"})
-    pipeline = SimpleNamespace(feature_extractor=None)
-    task = Foreign(task="automatic-speech-recognition", pipeline=pipeline, parameters=names)
-    if not words:
-        assert task.prepare(request).sizes == [1]
-        return
-    with pytest.raises(BadRequest, match=words):
-        task.prepare(request)

@@ -10,6 +10,7 @@ import torch
 
 from recipe.backend.requests.payloads import BadRequest
 from recipe.backend.requests.serialization import plain
+from recipe.errors import ModelError
 from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made, save_llava
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
 
@@ -55,7 +56,7 @@ Call = Callable[[Any], Any]
 CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
     "detector": (save_detector, "object-detection", [
         ({"inputs": TEXT, "threshold": 0.0}, lambda pipeline: pipeline(PICTURE, threshold=0.0)),
-        ({"image": TEXT}, lambda pipeline: pipeline(PICTURE)),
+        ({"inputs": [TEXT, TEXT]}, lambda pipeline: pipeline([PICTURE, PICTURE])),
     ]),
     "segmenter": (save_segmenter, "image-segmentation", [
         ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
@@ -66,19 +67,11 @@ CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
     "clip": (save_clip, "zero-shot-image-classification", [
         ({"inputs": TEXT, "candidate_labels": LABELS},
          lambda pipeline: pipeline(PICTURE, candidate_labels=LABELS)),
-        ({"image": TEXT, "candidate_labels": LABELS, "hypothesis_template": "good {}"},
+        ({"inputs": TEXT, "candidate_labels": LABELS, "hypothesis_template": "good {}"},
          lambda pipeline: pipeline(PICTURE, candidate_labels=LABELS, hypothesis_template="good {}")),
     ]),
-    "llava": (save_llava, "image-text-to-text", [
-        ({"images": TEXT, "text": "<image> who was", "max_new_tokens": 4},
-         lambda pipeline: pipeline(images=PICTURE, text="<image> who was", max_new_tokens=4)),
-        ({"inputs": {"images": TEXT, "text": "<image> who was"},
-          "parameters": {"generate_kwargs": {"max_new_tokens": 3}, "return_full_text": False}},
-         lambda pipeline: pipeline(images=PICTURE, text="<image> who was", return_full_text=False,
-                                   generate_kwargs={"max_new_tokens": 3})),
-    ]),
 }  # fmt: skip
-CHEAP = ("features", "clip", "llava")
+CHEAP = ("features", "clip")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -97,37 +90,14 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
     for body, call in requested:
         assert_close(served.ask(body), plain(call(pipeline)), 1e-5, str(body)[-80:])
-    for wrong, words in [
-        ({"inputs": {"image": TEXT, "treshold": 0.5}}, "unknown parts 'treshold'"),
-        ({"image": TEXT, "treshold": 0.5}, "has no parameter 'treshold'"),
-    ]:
-        with pytest.raises(BadRequest, match=words):
-            served.ask(wrong)
+    with pytest.raises(BadRequest, match="has no parameter 'treshold'"):
+        served.ask({"inputs": TEXT, "treshold": 0.5})
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_message_with_a_picture_is_answered(tmp_path: Path) -> None:
-    torch.manual_seed(5)
+def test_a_task_that_needs_code_hands_it_over(tmp_path: Path) -> None:
     save_llava(tmp_path)
-    served = Handlers(tmp_path)
-    content = [{"type": "image", "image": TEXT}, {"type": "text", "text": "who was good"}]
-    parameters = {"max_new_tokens": 4, "return_full_text": False}
-    body = {"inputs": [{"role": "user", "content": content}], "parameters": parameters}
-    pipeline = made.pipeline("image-text-to-text", model=str(tmp_path), device="cpu")
-    message = {"role": "user", "content": [{"type": "image", "image": PICTURE}, content[1]]}
-    (expected,) = pipeline(text=[message], **parameters)
-    (answer,) = served.ask(body)
-    assert answer["generated_text"] == expected["generated_text"] != ""
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_library_that_a_task_needs_is_named(tmp_path: Path) -> None:
-    from recipe.errors import ModelError
-
-    config = made.VideoMAEConfig(
-        image_size=32, patch_size=8, num_frames=2, tubelet_size=1, num_labels=3, **SIZES
-    )
-    made.VideoMAEForVideoClassification(config).save_pretrained(tmp_path)
-    made.VideoMAEImageProcessorPil(size={"shortest_edge": 32}).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"PyAv library.*code/requirements\.txt"):
+    with pytest.raises(
+        ModelError, match=r"image-text-to-text .* is not served without code.*model_fn"
+    ):
         Handlers(tmp_path)

@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from recipe.backend.requests.payloads import (
     UnsupportedContentType,
 )
 
-_HEADER = re.compile(r"text/csv\s*;\s*header\s*=\s*present", re.IGNORECASE)
 _WRITTEN_AT_ONCE = 1024
 _NOT_FINITE = "the model's answer contains NaN or infinity: check its weights and its code"
 _BROKEN = {
@@ -47,8 +45,7 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
 
     - JSON: a list with an entry for each input, or the entry if an `Answers` is `single`.
     - JSON Lines: an entry on each line.
-    - CSV: a row for each input, with all its labels and scores or the numbers of its vector. For
-      `text/csv; header=present` the first row has the names of the columns.
+    - CSV: a row for each input, with all its labels and scores or the numbers of its vector.
     - NPY: an array of numbers.
 
     Invalid records have an error in their place: in CSV the row `error,message`, in NPY a row of
@@ -71,8 +68,8 @@ def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     refusals = []
     for kind in accept_header.preferred(accept, list(writers), spellings):
         try:
-            if kind == CSV and _HEADER.search(accept):
-                return _csv(prediction, with_header=True), f"{CSV}; header=present"
+            if kind == CSV and "header" in accept:
+                raise UnsupportedContentType(f"CSV has no header: accept {CSV}.")
             return writers[kind](prediction), kind
         except UnsupportedContentType as error:
             refusals.append(error)
@@ -127,16 +124,11 @@ def _is_fault(entry: Any) -> bool:
     return isinstance(entry, dict) and "error" in entry
 
 
-def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
-    """Return a row for each entry. The header has the names of the longest row."""
+def _csv(prediction: Sequence[Any]) -> bytes:
+    """Return a row for each entry."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     rows = [entry if isinstance(entry, list) else [entry] for entry in prediction]
-    if with_header:
-        longest = max((row for row in rows if not any(map(_is_fault, row))), key=len, default=[])
-        if not all(isinstance(item, dict) for item in longest):
-            raise UnsupportedContentType("Vectors have no column names. Accept text/csv instead.")
-        writer.writerow(name for item in longest for name in item)
     for row in rows:
         turns.pause()
         cells: list[Any] = []

@@ -135,6 +135,3 @@ RULES: Mapping[str, Rule] = {
     "length_penalty": number(-1e6, 1e6),
 }  # fmt: skip
 """The valid values of each parameter of any task."""
-
-OPTIONS = {"wait_for_model", "use_cache", "use_gpu"}
-"""The `options` of Hugging Face's Inference API, which have no effect here."""

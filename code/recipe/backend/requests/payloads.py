@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.backend.requests.parameters import RULES, Rule, are_ids, faults
+from recipe.spec import TEXT_NAMES
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
@@ -18,6 +19,8 @@ SPELLINGS = {
     # Clients of AWS's own image classifier send it.
     "application/x-image": "image/x-image",
 }
+TEXT_KEYS = ("inputs", *TEXT_NAMES)
+"""Keys and columns that hold a text."""
 EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
 
 Label = dict[str, Any]
@@ -105,16 +108,10 @@ class Request:
     """Whether the body has one input that is not in a list."""
     records: bool = False
     """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
-    raw: Any = None
-    """The inputs as in the JSON body, or the bytes of an image or audio file."""
-    content_type: str = ""
     faults: Mapping[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
-    groups: Sequence[int | None] = ()
-    """The number of inputs in each record's list; None for a record that is not a list. Empty if no
-    record is one."""
-    read_columns: Callable[[Sequence[str]], Request | None] | None = None
-    """Reads a CSV body again by columns of these names; returns None if its header lacks one."""
+    read_columns: Callable[[Sequence[str]], Request] | None = None
+    """Reads a CSV body again, by columns of these names if its header has them."""
     route: str = ""
     """The route of the API (OpenAI, TEI, TGI) to which the body belongs; empty for other bodies."""
     settings: Any = None
@@ -159,16 +156,20 @@ class Request:
         return replace(self, parameters={**self.parameters[name], **flat})
 
     def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> Inputs:
-        """Return what `reader` makes of each input. It raises BadRequest for an invalid one, as
-        this does if all records are invalid, or an input that is not a record.
+        """Return what `reader` makes of each input, or of the text of an object such as
+        `{"text": "a"}`. It raises BadRequest for an invalid one, as this does if all records are
+        invalid, or an input that is not a record.
 
         A CSV body whose header has the text `columns` that the model was trained on is read by them
         instead of the usual names.
         """
-        table = self.read_columns(columns) if columns and self.read_columns is not None else None
-        source = table or self
+        source = self.read_columns(columns) if columns and self.read_columns is not None else self
         faults, values = dict(source.faults), []
         for index, value in zip(_valid(source.inputs, source.faults), source.inputs, strict=True):
+            if isinstance(value, dict) and len(value) == 1:
+                # A list stays in its object: it may be a pair.
+                ((name, inner),) = value.items()
+                value = inner if name in TEXT_KEYS and isinstance(inner, str) else value
             try:
                 values.append(reader(value))
             except BadRequest as error:
@@ -248,7 +249,7 @@ def a_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        raise NotTakenHere(f"The model reads texts, not images or audio. {EXAMPLE}")
+        raise NotTakenHere(f"The model reads texts, not images. {EXAMPLE}")
     raise BadRequest(f"An input is {json.dumps(value)[:60]}, not a text. {EXAMPLE}")
 
 
@@ -305,28 +306,21 @@ class Answers(list[Any]):
 
 
 def restore_records(prediction: Any, prepared: Prepared) -> Any:
-    """Return one entry per record: the prediction, an error if the record is invalid, or a list if
-    its inputs are a list."""
-    faults, groups = prepared.inputs.faults, prepared.request.groups
-    if not isinstance(prediction, Answers) or not (faults or groups):
+    """Return one entry per record: the prediction, or an error if the record is invalid."""
+    faults = prepared.inputs.faults
+    if not isinstance(prediction, Answers) or not faults:
         return prediction
     indices = _valid(prediction, faults)
     entries: dict[int, Any] = dict(zip(indices, prediction, strict=True))
     for index, message in faults.items():
         entries[index] = {"error": {"code": "bad_request", "message": message}}
-    groups = groups or [None] * len(entries)
-    records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
-    inputs = iter(range(len(entries)))
-    woven = Answers(
-        [
-            entries[next(inputs)] if size is None else [entries[next(inputs)] for _ in range(size)]
-            for size in groups
-        ],
-        sorted({records[indices[index]] for index in prediction.truncated}),
+    restored = Answers(
+        [entries[index] for index in range(len(entries))],
+        [indices[index] for index in prediction.truncated],
     )
-    woven.unfinished = sorted({records[indices[index]] for index in prediction.unfinished})
-    woven.failed = sorted({records[index] for index in faults})
-    return woven
+    restored.unfinished = [indices[index] for index in prediction.unfinished]
+    restored.failed = sorted(faults)
+    return restored
 
 
 def media_type(header: str) -> str:

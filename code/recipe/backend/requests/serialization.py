@@ -1,7 +1,7 @@
 """Writes predictions of any type as the body of an answer: the default `output_fn`.
 
 Tensors and arrays become nested lists, and other values what `encode` describes. This module never
-imports torch or pandas: if a prediction needs them, they are already imported.
+imports torch: if a prediction needs it, it is already imported.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import dataclasses
 import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from datetime import date, time, timedelta
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Set
+from datetime import date
 from enum import Enum
-from pathlib import PurePath
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 
@@ -29,10 +25,6 @@ from recipe.backend.requests.accept import NotAcceptable
 from recipe.backend.requests.payloads import CSV, EVENTS, JSON, JSON_LINES, NPY, SPELLINGS, TEXT
 
 BYTES = "application/octet-stream"
-_IMAGE_FORMATS = {
-    "image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF",
-    "image/bmp": "BMP", "image/tiff": "TIFF",
-}  # fmt: skip
 
 
 class Unencodable(TypeError):
@@ -43,14 +35,13 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
     """Return the body of an answer and its type: the type among JSON, JSON Lines, CSV, NPY and
     plain text that `accepted` prefers and that can hold the prediction.
 
-    - JSON: tensors of any device and dtype, arrays of numbers and strings, DataFrames (a list of
-      records) and Series, dicts, dataclasses, ModelOutputs, lists, tuples, sets, strings, dates
-      (as `str` writes them), Decimals (as floats), UUIDs, paths, enums, images (PNG in base64).
-    - JSON Lines: an entry of a list, or a row of a table, on each line.
+    - JSON: tensors of any device and dtype, arrays of numbers and strings, dicts, ModelOutputs,
+      lists, tuples, sets, strings, dates (as `str` writes them), images (PNG in base64).
+    - JSON Lines: an entry of a list on each line.
     - CSV: a row for each entry; of records with a line of their names first.
     - NPY: the array that the prediction is.
     - Plain text: strings unchanged, other values as JSON.
-    - bytes are sent unchanged, and a PIL image in the accepted format.
+    - bytes are sent unchanged.
     - Generators and iterators are streamed: str and bytes unchanged, other values as JSON Lines.
 
     Raises:
@@ -68,12 +59,6 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
             except (ValueError, RecursionError):
                 kind = BYTES
         return body, kind
-    if _is_from(prediction, "PIL", "Image"):
-        offers = [*_IMAGE_FORMATS, *_WRITERS] if "image/" in accepted else list(_WRITERS)
-        kinds = accept.preferred(accepted, offers, {"image/x-image": "image/png"})
-        if kinds and kinds[0] in _IMAGE_FORMATS:
-            image = prediction.convert("RGB") if kinds[0] == "image/jpeg" else prediction
-            return _image_bytes(image, _IMAGE_FORMATS[kinds[0]]), kinds[0]
     if isinstance(prediction, Iterator):
         return stream(prediction, accepted)
     kinds = accept.preferred(accepted, list(_WRITERS), SPELLINGS)
@@ -140,25 +125,17 @@ def unwritable(value: Any, location: str = "prediction") -> str:
     return next(filter(None, faults), "")
 
 
-def plain(value: Any, rounded: bool = False) -> Any:
-    """Return a value as dicts, lists, strings, numbers, booleans and None, or raise Unencodable.
-
-    If `rounded`, numbers of arrays and tensors have the fewest digits that identify them in their
-    precision: the float32 0.1, not 0.10000000149011612.
-    """
+def plain(value: Any) -> Any:
+    """Return a value as dicts, lists, strings, numbers, booleans and None, or raise Unencodable."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(entry, rounded) for key, entry in value.items()}
+        return {_key(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry, rounded) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, (str, int, float)) and not isinstance(value, (Enum, np.generic)):
         return value
-    if rounded and (is_tensor(value) or isinstance(value, (np.ndarray, np.generic))):
-        array = array_of_tensor(value) if is_tensor(value) else np.asanyarray(value)
-        if array.dtype in (np.float16, np.float32):
-            return array.astype(str).astype(np.float64).tolist()
-    return plain(_simpler(value), rounded)
+    return plain(_simpler(value))
 
 
 def _key(key: Any) -> str:
@@ -181,7 +158,10 @@ def _simpler(value: Any) -> Any:
     for test, simpler in _SIMPLER:
         if test(value):
             return simpler(value)
-    raise Unencodable(f"The prediction holds a {_name(value)}, which no answer can hold.")
+    raise Unencodable(
+        f"The prediction holds a {_name(value)}, which no answer can hold: return dicts, lists, "
+        "numbers and texts, or define output_fn."
+    )
 
 
 def _name(value: Any) -> str:
@@ -223,52 +203,26 @@ def lists_of_array(array: np.ndarray[Any, Any]) -> Any:
     return array.tolist()
 
 
-def records_of_frame(frame: Any) -> list[dict[Any, Any]]:
-    """Return a DataFrame's rows. Raise Unencodable if two columns have one name."""
-    names = list(frame.columns)
-    if len(set(names)) < len(names):
-        raise Unencodable(f"The DataFrame has columns of one name: {names}.")
-    columns = [list_of_column(frame[name]) for name in names]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def list_of_column(column: Any) -> list[Any]:
-    """Return a column's values, None for missing ones. NaN in a column of floats stays NaN."""
-    if getattr(column.dtype, "kind", "O") == "f":
-        return list(column.tolist())
-    pairs = zip(column.tolist(), column.isna(), strict=True)
-    return [None if is_missing else value for value, is_missing in pairs]
-
-
-def _image_bytes(image: Any, image_format: str) -> bytes:
+def base64_of_image(image: Any) -> str:
+    """Return a PIL image as PNG in base64."""
     out = io.BytesIO()
-    image.save(out, format=image_format)
-    return out.getvalue()
+    image.save(out, format="PNG")
+    return base64.b64encode(out.getvalue()).decode()
 
 
 _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
     (lambda value: isinstance(value, Enum), lambda value: value.value),
-    (lambda value: type(value).__name__ in ("NaTType", "NAType"), lambda value: None),
-    (lambda value: isinstance(value, (date, time, timedelta, UUID, PurePath)), str),
-    (lambda value: isinstance(value, Decimal), float),
-    (lambda value: _is_from(value, "pandas", "DataFrame"), records_of_frame),
-    (lambda value: _is_from(value, "pandas", "Series", "Index", "ExtensionArray"), list_of_column),
-    (
-        lambda value: _is_from(value, "PIL", "Image"),
-        lambda value: base64.b64encode(_image_bytes(value, "PNG")).decode(),
-    ),
-    (
-        lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type),
-        lambda value: {item.name: getattr(value, item.name) for item in dataclasses.fields(value)},
-    ),
+    (lambda value: isinstance(value, date), str),
+    (lambda value: _is_from(value, "PIL", "Image"), base64_of_image),
     (lambda value: isinstance(value, Mapping), dict),
     (lambda value: isinstance(value, Set), lambda value: sorted(value, key=str)),
-    (lambda value: callable(getattr(value, "model_dump", None)), lambda value: value.model_dump()),
     (lambda value: callable(getattr(value, "toarray", None)), lambda value: value.toarray()),
     (lambda value: callable(getattr(value, "tolist", None)), lambda value: value.tolist()),
     (
+        # Not all iterables: a DataFrame iterates over the names of its columns.
         lambda value: (
-            isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, memoryview))
+            isinstance(value, (Iterator, MappingView, Sequence))
+            and not isinstance(value, (bytes, bytearray, memoryview))
         ),
         list,
     ),
@@ -285,7 +239,7 @@ def to_json_lines(prediction: Any) -> bytes:
 def to_csv(prediction: Any) -> bytes:
     """Return a row for each entry of a list, or one row; a list or dict in a cell is JSON. Raise
     Unencodable if a value has a type that no answer can hold, or all of it is None."""
-    value = plain(prediction, rounded=True)
+    value = plain(prediction)
     if value is None:
         raise Unencodable("The prediction is None, which CSV cannot hold.")
     rows = value if isinstance(value, list) else [value]
@@ -308,8 +262,6 @@ def to_npy(prediction: Any) -> bytes:
         array = array_of_tensor(prediction)
     elif isinstance(prediction, (np.ndarray, np.generic)):
         array = np.asanyarray(prediction)
-    elif _is_from(prediction, "pandas", "DataFrame", "Series", "Index"):
-        array = np.asarray(prediction.to_numpy())
     else:
         try:
             array = np.array(plain(prediction))

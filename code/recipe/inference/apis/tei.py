@@ -184,7 +184,7 @@ def _compare(
     form: Callable[[Answers, Prepared], Document],
 ) -> Request:
     """Return a request that compares texts with one other text."""
-    return Request(inputs=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
+    return Request(inputs=[inputs], single=True, parameters=parameters, form=form)
 
 
 def _score(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from recipe.backend.requests import serialization
-from recipe.backend.requests.bodies import array_of, text_of
+from recipe.backend.requests.bodies import text_of
 from recipe.backend.requests.payloads import (
     CSV,
     JSON,
@@ -23,11 +25,6 @@ from recipe.backend.requests.payloads import (
     UnsupportedContentType,
     media_type,
 )
-
-
-class NoHeader(BadRequest):
-    """The first line of a CSV body does not name a known column."""
-
 
 _NESTED = {"zero-shot-classification", "table-question-answering"}
 _CSV_NAMES = ("question", "context", "inputs")
@@ -52,10 +49,10 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     if kind.startswith("image/"):
         from PIL import Image
 
-        from recipe.backend import media
+        from recipe.backend import images
 
         data = bytes_of(body)
-        media.Pixels().take(data)
+        images.Pixels().take(data)
         try:
             return {"inputs": Image.open(io.BytesIO(data)).convert("RGB")}
         except (OSError, ValueError) as error:
@@ -73,6 +70,19 @@ def bytes_of(body: str | bytes) -> bytes:
     return body.encode() if isinstance(body, str) else bytes(body)
 
 
+def array_of(body: bytes) -> np.ndarray[Any, Any]:
+    """Return the array of an NPY body. Raise BadRequest if it has none, or one of objects, since
+    pickle would run code."""
+    try:
+        array = np.load(io.BytesIO(body), allow_pickle=False)
+    except Exception as error:
+        # A malicious header raises MemoryError, TokenError, BadZipFile and others.
+        raise BadRequest(f"The body is not a valid NPY array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise BadRequest("The body is an NPZ archive, not an NPY array.")
+    return array
+
+
 def read_json(body: str | bytes) -> Any:
     """Return a JSON value, in which NaN is allowed. Raise BadRequest if the body is not JSON."""
     text = text_of(body)
@@ -83,12 +93,13 @@ def read_json(body: str | bytes) -> Any:
 
 
 def read_table(text: str) -> dict[str, Any]:
-    """Return CSV rows as dicts, or only the texts if a column is named inputs. Raise NoHeader if
-    the first line does not name the columns, BadRequest if a row has more or fewer fields."""
+    """Return CSV rows as dicts, or only the texts if a column is named inputs. Raise
+    BadRequest if the first line does not name the columns, or a row has more or fewer fields."""
     header = next(iter(text.splitlines()), "")
     if not any(name in header.lower() for name in _CSV_NAMES):
-        raise NoHeader(
-            "The CSV's first line must name its columns: inputs, or question and context."
+        raise BadRequest(
+            "The CSV's first line must name its columns: inputs, or question and context. "
+            "AMPHORA_HANDLER_DEFAULTS=pytorch reads a CSV of numbers."
         )
     # The toolkit would take the whole line for the name of one column.
     marks = (mark for mark in ",;\t|" if set(header.lower().split(mark)) & set(_CSV_NAMES))
@@ -146,7 +157,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.location):
         if task not in SERVED:
-            return pipelines.Foreign.load(origin, task, precise).pipeline
+            return pipelines.load_pipeline(origin, task, precise)
         return pipelines.wrap_pipeline(task, loading.load(origin, targets["pt"][0], precise))
 
 

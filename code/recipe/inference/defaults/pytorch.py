@@ -1,20 +1,17 @@
 """The handlers of PyTorch's image, for files that do not define them.
 
-`model_fn` loads TorchScript. `input_fn` converts JSON, CSV or NPY to a tensor, with which
-`predict_fn` calls the model.
+`input_fn` converts JSON, CSV or NPY to a tensor, with which `predict_fn` calls the model.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipe.backend.requests.bodies import array_of, text_of
+from recipe.backend.requests.bodies import text_of
 from recipe.backend.requests.payloads import (
     CSV,
     JSON,
@@ -23,48 +20,7 @@ from recipe.backend.requests.payloads import (
     UnsupportedContentType,
     media_type,
 )
-from recipe.errors import ModelError
-from recipe.inference.defaults.huggingface import bytes_of, read_json
-
-_SUFFIXES = (".pt", ".pth")
-
-
-def script_files(model_dir: str) -> list[Path]:
-    """Return model.pt if it is there, else every .pt and .pth file of the folder."""
-    folder = Path(model_dir)
-    if (folder / "model.pt").is_file():
-        return [folder / "model.pt"]
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())
-
-
-def load_torchscript(model_dir: str) -> Any:
-    """Load the TorchScript module in model.pt, or in the only .pt or .pth file, on this device.
-    Raise ModelError if there is no such file or several, or it is not TorchScript."""
-    import torch
-
-    files = script_files(model_dir)
-    if len(files) != 1:
-        names = ", ".join(path.name for path in files) or "none"
-        raise ModelError(
-            f"Without a model_fn, the model must be one .pt or .pth file of TorchScript;"
-            f" {model_dir} has {names}.",
-            "Name one of them model.pt, or define model_fn in code/inference.py.",
-        )
-    with warnings.catch_warnings():
-        # torch recommends torch.export instead, but models for PyTorch's image are TorchScript.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            load: Any = torch.jit.load
-            model = load(str(files[0]), map_location=device_of(None))
-        except (RuntimeError, ValueError, OSError) as error:
-            raise ModelError(
-                f"{files[0]} cannot be loaded as TorchScript: {str(error).splitlines()[0]}",
-                "Save it by torch.jit.save, or define a model_fn in code/inference.py that creates"
-                " the model and loads its state_dict.",
-            ) from error
-    return model.eval()
+from recipe.inference.defaults.huggingface import array_of, bytes_of, read_json
 
 
 def device_of(model: Any) -> Any:

@@ -137,16 +137,15 @@ class Classifier(ServedTask):
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
-            inputs, raw = prepared.inputs, prepared.request.raw
+            inputs, request = prepared.inputs, prepared.request
             if isinstance(inputs, Ranking):
                 answers.append(inputs.answers([float(row[0]) for row in rows], prepared))
                 continue
             # For a single text the pipeline returns a list with one label; for a pair, or an object
             # with a text, the label.
             chooses = not {"top_k", "threshold"}.isdisjoint(prepared.parameters)
-            is_bare = chooses or isinstance(raw, dict) or not isinstance(inputs.values[0], str)
+            single = request.single and (chooses or not isinstance(request.inputs[0], str))
             entries = [self._labels(row, prepared.parameters) for row in rows]
-            single = prepared.request.single and is_bare
             answers.append(Answers(entries, prepared.truncated, single))
         return answers
 
