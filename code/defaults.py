@@ -20,9 +20,6 @@ from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import BadRequest
 from recipe.console import log
 from recipe.inference.defaults import huggingface, pytorch
-from recipe.inference.defaults.pytorch import load_torchscript
-
-__all__ = ["Defaults", "leads", "load_torchscript", "select_defaults"]
 
 VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
 HUGGING_FACE, PYTORCH = "huggingface", "pytorch"
@@ -31,15 +28,6 @@ _HUB_LIBRARIES = {
     "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
     "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
 }  # fmt: skip
-
-
-def leads(model_dir: str) -> bool:
-    """Return whether only PyTorch's image would serve this folder without handlers."""
-    is_saved = any(
-        (Path(model_dir) / name).is_file() for name in ("config.json", "adapter_config.json")
-    )
-    named = os.environ.get("HF_MODEL_ID")
-    return not is_saved and not named and bool(pytorch.script_files(model_dir))
 
 
 def select_defaults(defined: frozenset[str], path: str) -> Defaults:
@@ -62,12 +50,10 @@ class Defaults:
     setting: str
 
     def model_fn(self, model_dir: str) -> Any:
-        """Load a pipeline, as Hugging Face's image does, or TorchScript, as PyTorch's does."""
-        if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
-            return load_torchscript(model_dir)
+        """Load a pipeline, as Hugging Face's image does."""
         return huggingface.make_pipeline(model_dir, os.environ)
 
-    def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
+    def complete(self, model: Any) -> Mapping[str, Callable[..., Any]]:
         """Return the functions that the file does not define, for its loaded model. Raise
         ValueError if that needs one of them."""
         missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.defined)
@@ -91,7 +77,7 @@ class Defaults:
                     " tokenizes requests: return transformers.pipeline(...) from model_fn, or"
                     " define input_fn or predict_fn."
                 )
-        family, reason = self.family(model, model_dir)
+        family, reason = self.family(model)
         log(
             f"handlers: {', '.join(missing)} as in the {_TITLES[family]} image, since {reason}"
             f" ({VARIABLE} sets it)"
@@ -101,11 +87,7 @@ class Defaults:
         def input_fn(body: str | bytes, content_type: str) -> Any:
             if family == PYTORCH:
                 return pytorch.decode(body, content_type, model)
-            try:
-                return huggingface.decode(body, content_type, task)
-            except huggingface.NoHeader as error:
-                advice = "" if task else f" {VARIABLE}={PYTORCH} reads a CSV of numbers."
-                raise BadRequest(f"{error}{advice}") from error
+            return huggingface.decode(body, content_type, task)
 
         def output_fn(prediction: Any, accept: str) -> Any:
             # PyTorch's image converts tensors to lists first, so NPY holds float64 or int64.
@@ -116,21 +98,7 @@ class Defaults:
 
         return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}
 
-    def advice(self, model: Any, model_dir: str) -> str:
-        """Return advice for an error in the file's predict_fn: which default input_fn was used, and
-        how to select the other one. Return "" if there is no choice."""
-        if (
-            self.setting
-            or type(model).__name__ == "EndpointHandler"
-            or {"input_fn", "transform_fn"} & self.defined
-            or "predict_fn" not in self.defined
-        ):
-            return ""
-        if self.family(model, model_dir)[0] == PYTORCH:
-            return f"Its data is a tensor; {VARIABLE}={HUGGING_FACE} leaves JSON unchanged."
-        return f"Its data is the request's JSON; {VARIABLE}={PYTORCH} makes a tensor of numbers."
-
-    def family(self, model: Any, model_dir: str) -> tuple[str, str]:
+    def family(self, model: Any) -> tuple[str, str]:
         """Return the image for which the file was written, HUGGING_FACE or PYTORCH, and why."""
         if self.setting:
             return self.setting, f"{VARIABLE} is {self.setting}"
@@ -153,8 +121,6 @@ class Defaults:
             return HUGGING_FACE, f"{Path(self.path).name} imports {', '.join(libraries)}"
         if "torch" in imported:
             return PYTORCH, f"{Path(self.path).name} imports torch"
-        if leads(model_dir):
-            return PYTORCH, "the model's folder holds a .pt or .pth file and no config.json"
         return HUGGING_FACE, f"nothing of PyTorch is in {Path(self.path).name} or its model"
 
 

@@ -285,9 +285,6 @@ def _torch(
 
 
 PYTORCH = [
-    _torch("no-file", None, ask(ROWS), ask([1, 2]), ask_csv("1,2,3\n4,5,6\n"), ask(ROWS, CSV),
-           ask_npy(np.float32(ROWS)), ask(ROWS, NPY), model="script"),
-    _torch("several-files", None, model="script-twice", starts=False),
     _torch("no-script", None, model="weights", starts=False),
     _torch("model-only", MODEL_ONLY, ask(ROWS), ask([1, 2, 3]), ask([[[1], [2]]]),
            ask(7, ours=14.0, why="FloatTensor(7) is seven numbers of memory as it was"),

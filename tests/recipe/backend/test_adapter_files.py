@@ -1,5 +1,6 @@
 """Adapters that are merged when their folder is served, beside what peft computes with them."""
 
+import json
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from recipe.errors import ModelError
 from recipe.inference import registry
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support.adapter_kit import adapter, merged
-from tests.support.serving_kit import Handlers, save
+from tests.support.serving_kit import Handlers, save, tokenizer
 
 IDS = torch.tensor([[7, 8, 9, 10]])
 CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
@@ -70,11 +71,9 @@ def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
         served(folder, auto)
 
 
-@pytest.mark.parametrize(
-    "location", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"]
-)
+@pytest.mark.parametrize("is_named", [False, True])
 def test_an_adapter_as_peft_saves_it_finds_its_base(
-    base: Path, location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    base: Path, is_named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """peft writes no config.json and no tokenizer: both are the base's."""
@@ -83,14 +82,9 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
         expected = served_logits(merged(base, folder, tmp_path / "merged"))
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
-    if location == "beside it":
-        base.rename(folder / "base")
-    elif location == "additional data":
-        (tmp_path / "ml" / "additional-model-data-sources").mkdir(parents=True)
-        base.rename(tmp_path / "ml" / "additional-model-data-sources" / "base")
-    elif location == "HF_MODEL_ID":
-        environ["HF_MODEL_ID"] = str(base.rename(tmp_path / "elsewhere"))
+    environ = {}
+    if is_named:
+        environ["HF_MODEL_ID"] = str(base.rename(folder / "elsewhere"))
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     task = registry.load(str(folder), environ)
     assert isinstance(task, Generator)
@@ -111,7 +105,7 @@ def test_an_adapter_whose_base_cannot_be_had_names_both(base: Path, tmp_path: Pa
     base.rename(tmp_path / "gone")
     with pytest.raises(ModelError, match="the base model") as caught:
         Origin.find(str(folder), {})
-    for word in (str(folder), str(base), "folder 'base' next to", "HF_MODEL_ID"):
+    for word in (str(folder), str(base), "HF_MODEL_ID"):
         assert word in str(caught.value)
 
 
@@ -142,7 +136,7 @@ def test_a_handler_beside_a_model_by_name_is_not_passed_over(
 
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForSequenceClassification"])
-def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path, kind: str) -> None:
+def test_a_classifiers_adapter_needs_the_labels_of_its_own_head(tmp_path: Path, kind: str) -> None:
     """The base has none, and a configuration without labels stands for two; or a head for two."""
     base = save(kind, tmp_path / "base")
 
@@ -156,5 +150,14 @@ def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path, ki
     folder = adapter(
         base, tmp_path / "a", OfThreeLabels, 0, task_type="SEQ_CLS", target_modules=["query"]
     )
+    with pytest.raises(ModelError, match=r"also config\.json"):
+        Handlers(folder)
+    settings = json.loads((base / "config.json").read_text())
+    names = {"0": "a", "1": "b", "2": "c"}
+    numbers = {name: int(number) for number, name in names.items()}
+    (folder / "config.json").write_text(
+        json.dumps({**settings, "id2label": names, "label2id": numbers})
+    )
+    tokenizer().save_pretrained(folder)
     (answer,) = Handlers(folder).ask({"inputs": ["who"], "parameters": {"top_k": None}})
-    assert {entry["label"] for entry in answer} == {"LABEL_0", "LABEL_1", "LABEL_2"}
+    assert {entry["label"] for entry in answer} == {"a", "b", "c"}

@@ -25,7 +25,6 @@ ADAPTER = "adapter_config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _POINTER, _MOST_POINTER = b"version https://git-lfs", 1024
-_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
 
@@ -71,9 +70,9 @@ class Origin:
         if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
             options["token"] = token
         if (Path(model_dir) / ADAPTER).is_file():
-            return cls(model_dir, options, base=_base_of(Path(model_dir), name, environ, options))
+            return cls(model_dir, options, base=_base_of(Path(model_dir), name, options))
         if (Path(name) / ADAPTER).is_file() and not (Path(name) / "config.json").is_file():
-            return cls(name, options, base=_base_of(Path(name), "", environ, options))
+            return cls(name, options, base=_base_of(Path(name), "", options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
             # Clients may see the error, so only the log lists the files.
@@ -174,38 +173,23 @@ def _find_on_hub(location: str, name: str, options: Mapping[str, Any]) -> str | 
     return path
 
 
-def _base_of(
-    adapter: Path, named: str, environ: Mapping[str, str], options: Mapping[str, Any]
-) -> str:
-    """Return the base model of an adapter: HF_MODEL_ID, else its base_model_name_or_path.
-
-    That path is looked up as given and in the adapter's folder. The last part of the path or name
-    is looked up in that folder and in the endpoint's additional model data, then the name on the
-    Hub. Raise ModelError if it is nowhere.
-    """
+def _base_of(adapter: Path, named: str, options: Mapping[str, Any]) -> str:
+    """Return the base model of an adapter, a folder or a name on the Hub: HF_MODEL_ID, else its
+    base_model_name_or_path. Raise ModelError if it is not there."""
     base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
-    root = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
-    last = Path(base).name
-    paths = [adapter / base, adapter / last, root / "additional-model-data-sources" / last]
-    if named:
-        paths = [Path(named)]
-    elif not base:
-        paths = []
-    for path in paths:
-        if (path / "config.json").is_file():
-            log(f"adapter: {adapter} is merged into its base {path}")
-            return str(path)
     name = named or base
-    if _HUB_NAME.fullmatch(name) and _find_on_hub(name, "config.json", options):
-        log(f"adapter: {adapter} is merged into its base {name}")
-        return name
-    looked = "".join(f" There is no model in {folder}." for folder in dict.fromkeys(paths))
-    raise ModelError(
-        f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
-        f" That cannot be read.{looked}",
-        f"Pack the base as the folder {last or 'base'!r} next to {ADAPTER}, or set HF_MODEL_ID to "
-        "the base's folder; or merge both first (merge_and_unload).",
-    )
+    path = Path(named) if named else adapter / base
+    if name and (path / "config.json").is_file():
+        name = str(path)
+    elif not _HUB_NAME.fullmatch(name) or not _find_on_hub(name, "config.json", options):
+        raise ModelError(
+            f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
+            f" There is no model in {path}.",
+            "Set HF_MODEL_ID to the base's folder, for example one in model.tar.gz, or merge both "
+            "first (merge_and_unload).",
+        )
+    log(f"adapter: {adapter} is merged into its base {name}")
+    return name
 
 
 def _advice(folder: Path) -> str:
@@ -219,15 +203,10 @@ def _advice(folder: Path) -> str:
             f"model.tar.gz (tar -C {Path(nested[0]).name} -czf model.tar.gz .), or set "
             f"HF_MODEL_ID={' or '.join(nested)}."
         )
-    if matches := [path for path in files if path.suffix == ".gguf"]:
+    if matches := [path for path in files if path.suffix in (".pt", ".pth")]:
         return (
-            f"{matches[0]} is a GGUF file, llama.cpp's format, which is not supported: pack the "
-            "original model, as save_pretrained wrote it."
-        )
-    if matches := [path for path in files if path.name.endswith(_ARCHIVES)]:
-        return (
-            f"{matches[0]} is an archive inside the archive: pack its content at the top of "
-            "model.tar.gz."
+            f"If {matches[0]} is TorchScript, write a code/inference.py with `def "
+            f"model_fn(model_dir): return torch.jit.load(model_dir + '/{matches[0].name}')`."
         )
     return (
         "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set HF_MODEL_ID."

@@ -17,7 +17,6 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 from recipe.backend.saved.origin import Origin
 from recipe.compat import dtype_argument
 from recipe.compat.new_weights import check_layers, unread
-from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 
 
@@ -74,23 +73,11 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     from recipe.models.lora import tied
 
     base = origin.base or origin.adapter["base_model_name_or_path"]
-    config = origin.config()
-    if origin.base:
-        # The names of the adapter's labels are unknown, since peft does not save them.
-        heads = (".classifier.weight", ".classifier.out_proj.weight", ".score.weight")
-        saved = load_peft_weights(origin.location, device="cpu")
-        counts = {len(weight) for name, weight in saved.items() if name.endswith(heads)}
-        if len(counts) == 1 and counts != {config.num_labels}:
-            (config.num_labels,) = counts
-            log(
-                f"labels: {config.num_labels} without names, since {origin.location} has no "
-                "config.json (model.config.save_pretrained writes it)"
-            )
     try:
         # The adapter may bring a head for other labels than the base's.
         model, report = architecture.from_pretrained(
             base,
-            config=config,
+            config=origin.config(),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **dtype_argument(dtype),
@@ -118,7 +105,8 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
         raise ModelError(
             f"The adapter {origin.location} cannot be merged into its base {base}: {reason}",
-            "Give the whole folder that peft wrote, with the base that it was trained on.",
+            "Give the whole folder that peft wrote, with its base; for other labels than those of "
+            "the base also config.json and the tokenizer (save_pretrained of both).",
         ) from error
     # A head that is in neither of them would be random.
     brought = {name.removeprefix("base_model.model.") for name in weights}

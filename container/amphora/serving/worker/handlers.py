@@ -70,8 +70,6 @@ class Handler:
     takes_context: bool
     body_type: type[str] | type[bytes] | None = None
     """The annotation of its body parameter, if that is `str` or `bytes`."""
-    advice: str = ""
-    """The likely cause of an error that it raises."""
 
     @classmethod
     def from_function(cls, file: str, name: str, function: Any) -> Handler:
@@ -131,22 +129,18 @@ class Handlers:
     """Each by its name. `predict_batch_fn` declares that predictions may be merged and repeated
     (`protocol.batching`), `turns_fn` that they may take turns (`worker.job_threads`)."""
     defaults: Any = None
-    """An object of `code/defaults.py` that provides the missing functions once the model is loaded:
-    all of them by `complete`, and by `advice` a likely cause of an error in predict_fn."""
+    """An object of `code/defaults.py` that provides the missing functions once the model is loaded,
+    by `complete`."""
 
-    def completed(self, model: Any, model_dir: str) -> Handlers:
+    def completed(self, model: Any) -> Handlers:
         """Return these handlers with the missing functions, for a loaded model."""
         if self.defaults is None:
             return self
         functions = {
             name: Handler.from_function(_DEFAULTS, name, function)
-            for name, function in self.defaults.complete(model, model_dir).items()
+            for name, function in self.defaults.complete(model).items()
         }
-        functions |= self.functions
-        if "predict_fn" in self.functions:
-            advice = self.defaults.advice(model, model_dir)
-            functions["predict_fn"] = replace(self.functions["predict_fn"], advice=advice)
-        return replace(self, defaults=None, functions=functions)
+        return replace(self, defaults=None, functions={**functions, **self.functions})
 
 
 def resolve(
@@ -158,7 +152,7 @@ def resolve(
         code_dir: The user's code folder; it need not exist.
         program: SAGEMAKER_PROGRAM; None means inference.py, if it is there.
         image_code: The folder with the image's inference.py and defaults.py.
-        model_dir: The model's folder, which the defaults look at if the user has no code.
+        model_dir: The model's folder, which must not hold other servers' code.
 
     Raises CodeError if a file, an import or a signature is wrong.
     """
@@ -189,7 +183,7 @@ def resolve(
     elif not defined - _COMPANIONS:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
-        return _image_handlers(image_code, functions, model_dir)
+        return _image_handlers(image_code, functions)
     names = ", ".join(name for name in _SIGNATURES if name in defined)
     LOG.info("%s defines %s.", file, names or ENDPOINT_HANDLER)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
@@ -298,18 +292,8 @@ def _check_code(
         )
 
 
-def _image_handlers(
-    image_code: Path, companions: Mapping[str, Handler], model_dir: Path | None
-) -> Handlers:
-    """Return the image's handlers, or its defaults if only they can load the folder."""
-    if model_dir is not None and (image_code / "defaults.py").is_file():
-        defaults = modules.load_image(image_code, "defaults")
-        if defaults.leads(str(model_dir)):
-            load = Handler.from_function(_DEFAULTS, "model_fn", defaults.load_torchscript)
-            return Handlers(
-                functions={**companions, "model_fn": load},
-                defaults=defaults.select_defaults(frozenset(), ""),
-            )
+def _image_handlers(image_code: Path, companions: Mapping[str, Handler]) -> Handlers:
+    """Return the image's handlers."""
     module = modules.load_image(image_code, "inference")
     functions = {
         name: Handler.from_function(str(module.__file__), name, getattr(module, name))

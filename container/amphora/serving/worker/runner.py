@@ -158,7 +158,7 @@ def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
         if not (advice := transformers4.remedy_of(error)):
             raise
         raise CodeError(f"model_fn: {type(error).__name__}: {error}.", advice) from error
-    functions, description = handlers.completed(model, folder).functions, {}
+    functions, description = handlers.completed(model).functions, {}
     if "describe_fn" in functions:
         description = functions["describe_fn"](folder, model, context=context)
     if not isinstance(description, dict):
@@ -237,7 +237,7 @@ def _fault_of(handler: Handler, error: BaseException) -> Fault:
     reason = str(error)
     if status >= 500:
         reason = f"failed: {type(error).__name__}: {error}"
-        if advice := transformers4.remedy_of(error) or handler.advice:
+        if advice := transformers4.remedy_of(error):
             reason = f"{reason.rstrip('.')}. {advice}"
     # An error that declares its status is written for clients, who do not know the functions.
     if status >= 500 or declared != status:

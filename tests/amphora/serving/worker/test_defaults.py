@@ -78,27 +78,6 @@ def test_the_model_and_the_file_decide(
     assert ask(loaded, b"[1, 2]")[0] == expected
 
 
-def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bert = (
-        "import torch, transformers\n"
-        "def model_fn(model_dir):\n"
-        "  torch.manual_seed(0)\n"
-        "  sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
-        "  return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()\n"
-    )
-    code = f"{bert}def call(model, data): return model(data)\n"
-    code += "def predict_fn(data, model): return call(model, data).logits"
-    with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch makes a tensor") as caught:
-        ask(load(code), b"[[1, 2, 3]]")
-    assert caught.value.status == 500
-    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "pytorch")
-    with pytest.raises(Fault) as caught:  # it was chosen: float32 is what that image gives
-        ask(load(code), b"[[1, 2, 3]]")
-    assert "AMPHORA_HANDLER_DEFAULTS" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("body", "nested"), [({"inputs": "a"}, True), ({"inputs": ["a", "b"]}, False)]
 )
@@ -329,11 +308,9 @@ def test_a_tensor_over_http(start: Start) -> None:
 @pytest.mark.parametrize(
     ("annotation", "content_type", "kind"),
     [
-        ("", JSON, "str"), ("", "text/csv; charset=utf-8", "str"), ("", "text/plain", "bytearray"),
-        ("", "application/jsonlines", "bytearray"), ("", "text/libsvm", "bytearray"),
-        (": bytes", JSON, "bytes"), (": str", "text/plain", "str"), (": 'str'", "text/html", "str"),
+        ("", "text/csv; charset=utf-8", "str"), ("", "text/plain", "bytearray"),
+        (": bytes", JSON, "bytes"), (": 'str'", "text/html", "str"),
         (": str", "application/x-npy", "bytearray"), (": object", "text/plain", "bytearray"),
-        (": bytes", "application/x-npy", "bytes"),
     ],
 )  # fmt: skip
 def test_bodies_are_text_for_json_and_csv(

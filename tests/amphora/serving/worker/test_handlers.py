@@ -64,7 +64,7 @@ def test_what_a_file_leaves_out_waits_for_the_model(
     write(folders[0], code)
     resolved = resolve(folders[0], None, CODE)
     assert set(resolved.functions) == {"model_fn", *defined}
-    whole = resolved.completed(str.lower, "").functions
+    whole = resolved.completed(str.lower).functions
     assert set(whole) == {"model_fn", "input_fn", "predict_fn", "output_fn", *defined}
     if "predict_batch_fn" in defined:
         assert whole["predict_fn"](3, None, context=None) == 6

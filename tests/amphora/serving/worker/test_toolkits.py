@@ -160,11 +160,6 @@ def make_oracle(kind: str, model_dir: Path) -> Any:
     return TransformerOracle(model_dir, PyTorchDefaults() if kind == "pytorch" else plain)
 
 
-class Times(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 3
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model's folder of each kind, without code, written once."""
@@ -175,10 +170,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         **size, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
         num_labels=3,
     )  # fmt: skip
-    scripts = {
-        "script": ["model.pt"],
-        "script-twice": ["a.pt", "b.pt"],
-    }
 
     def folder(kind: str) -> Path:
         path = base / kind
@@ -189,9 +180,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if kind == "classifier":
             BertForSequenceClassification(bert).save_pretrained(path)
             reader.save_pretrained(path)
-        for name in scripts.get(kind, []):
-            script: Any = torch.jit.script
-            script(Times()).save(str(path / name))
         if kind == "weights":
             torch.save({"scale": torch.tensor(5.0)}, path / "weights.pth")
         return path
