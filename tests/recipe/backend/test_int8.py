@@ -365,7 +365,7 @@ def test_a_model_is_compared_before_training(run: Run) -> None:
     for kind, reason in (
         ("electra", "the model is electra, and the encoders known are bert, "),
         ("tanh", "KeyError: 'tanh'"),
-        ("decoder", "states of 1 texts of up to 2 tokens differ"),
+        ("decoder", "states of texts of up to 80 tokens differ"),
         ("relative", "position_embedding_type is relative_key"),
     ):
         assert outcomes[kind].startswith("The model cannot") and reason in outcomes[kind]
