@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from recipe.backend import images, precision, turns
+from recipe.backend import images, precision, programs, turns
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
@@ -57,8 +57,11 @@ def load_pipeline(origin: Origin, task: str, environ: Mapping[str, str]) -> Any:
     """Load transformers' own pipeline for a task. Raise ModelError if the model cannot be loaded
     for it, a library is missing, or the device needs fixed shapes, and ValueError if AMPHORA_DTYPE
     is not a precision."""
-    what = f"transformers' pipeline for {task}"
-    kind, name, dtype = precision.library_precision(environ, what)
+    # The library converts answers to NumPy arrays, which do not support bfloat16.
+    requested = environ.get("AMPHORA_DTYPE") or "float32"
+    kind, name, dtype = precision.chosen({**environ, "AMPHORA_DTYPE": requested})
+    if kind in programs.DEVICES:
+        raise programs.refused(kind, f"transformers' pipeline for {task} has no fixed shapes")
     make: Any = transformers.pipeline
     try:
         pipeline = make(

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from recipe.backend import programs
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.rows import Reading, are_close, tolerance_of
 from recipe.backend.saved import weights
@@ -44,19 +43,6 @@ def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     if name not in _DTYPES:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
     return choice.kind, name, _DTYPES[name]
-
-
-def library_precision(environ: Mapping[str, str], what: str) -> tuple[str, str, torch.dtype]:
-    """Return the device, AMPHORA_DTYPE or float32, and its type, for a model that another library
-    computes. Raise ValueError if AMPHORA_DTYPE is not a precision, and ModelError, which names the
-    model as `what`, if the device needs fixed shapes."""
-    # Libraries convert answers to NumPy arrays, which do not support bfloat16.
-    kind, name, dtype = chosen(
-        {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-    )
-    if kind in programs.DEVICES:
-        raise programs.refused(kind, f"{what} has no fixed shapes")
-    return kind, name, dtype
 
 
 def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
