@@ -1,6 +1,7 @@
-"""Tasks of pictures beside image-classification, on tiny random models: what transformers' pipelines
+"""Tasks of pictures, on tiny random models: what transformers' pipelines
 answer, by bodies of requests; and what is refused instead of ignored."""
 
+import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ import torch
 
 from recipe.backend.requests.payloads import BadRequest
 from recipe.backend.requests.serialization import plain
-from recipe.errors import ModelError
-from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made, save_llava
+from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
 
 
@@ -90,14 +90,38 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
     for body, call in requested:
         assert_close(served.ask(body), plain(call(pipeline)), 1e-5, str(body)[-80:])
-    with pytest.raises(BadRequest, match="has no parameter 'treshold'"):
-        served.ask({"inputs": TEXT, "treshold": 0.5})
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_task_that_needs_code_hands_it_over(tmp_path: Path) -> None:
-    save_llava(tmp_path)
-    with pytest.raises(
-        ModelError, match=r"image-text-to-text .* is not served without code.*model_fn"
-    ):
-        Handlers(tmp_path)
+def test_pictures_are_bytes_or_base64_and_no_paths(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    config = made.ViTConfig(
+        image_size=32, patch_size=8, num_labels=4, initializer_range=0.3, **SIZES
+    )
+    made.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    made.ViTImageProcessorPil(size=SQUARE).save_pretrained(tmp_path / "vit")
+    served = Handlers(tmp_path / "vit")
+    reference = made.pipeline("image-classification", model=str(tmp_path / "vit"), device="cpu")
+    data = base64.b64decode(TEXT)
+    broken = base64.encodebytes(data).decode()
+    for_urls = base64.urlsafe_b64encode(data).decode().rstrip("=")
+    one, two = plain(reference(PICTURE)), plain(reference(PICTURE, top_k=2))
+    for body, wanted in [
+        ((data, "image/png"), one), ((data, "application/x-image"), one), ({"inputs": TEXT}, one),
+        ({"inputs": [TEXT, TEXT]}, [one, one]), ({"inputs": broken, "top_k": 2}, two),
+        ({"inputs": f"data:image/png;base64,{TEXT}", "top_k": 2}, two),
+        ({"inputs": for_urls, "parameters": {"top_k": 2}}, two),
+    ]:  # fmt: skip
+        assert_close(served.ask(body), wanted, 1e-5, str(body)[:60])
+    assert_close(served.ask_all([{"inputs": TEXT}, (data, "image/png")]), [one, one], 1e-5)
+    (tmp_path / "secret.png").write_bytes(data)
+    for body, words in [
+        ({"inputs": "http://169.254.169.254/latest"}, "not followed"),
+        ({"inputs": str(tmp_path / "secret.png")}, "not followed"),
+        ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
+        ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image"),
+        ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
+        ({"inputs": TEXT, "topk": 2}, "'topk'.*top_k"),
+    ]:  # fmt: skip
+        with pytest.raises(BadRequest, match=words):
+            served.ask(body)

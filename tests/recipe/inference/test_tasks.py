@@ -1,28 +1,23 @@
 """What is refused, at start and of a request; and the tasks that transformers' pipelines answer."""
 
-import base64
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from recipe.backend import precision
 from recipe.backend.requests import answers
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.requests.serialization import plain
 from recipe.backend.saved.origin import Origin
 from recipe.errors import ModelError
 from recipe.inference import registry
 from recipe.runtime.device import Device
-from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, save_nllb, tokenizer
+from tests.support.serving_kit import TEXTS, Handlers, save, save_nllb, tokenizer
 
 CLASSIFIER = "BertForSequenceClassification"
 
@@ -98,6 +93,8 @@ def save_lfs_pointer(folder: Path) -> None:
         (save_unknown_activation, {}, ["somebody.Activation", "Sigmoid"]),
         (save_changed_settings("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
         (save_changed_settings("BertModel"), {"HF_TASK": "table-question-answering"}, ["not served without code", "model_fn"]),
+        (save_changed_settings("BertModel", architectures=["LlavaForConditionalGeneration"]), {},
+         ["image-text-to-text .* is not served without code"]),
         (save_changed_settings("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
     ],
 )  # fmt: skip
@@ -259,48 +256,6 @@ def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
             answers.write_answer(prediction, accept)
     with pytest.raises(ValueError, match="NaN"):
         answers.write_answer([[0.5, float("inf")]], "application/x-npy")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    config = transformers.ViTConfig(
-        image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, num_labels=4, initializer_range=0.3,
-    )  # fmt: skip
-    made: Any = transformers
-    made.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    made.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "vit")
-    served = Handlers(tmp_path / "vit")
-    make: Any = transformers.pipeline
-    reference = make("image-classification", model=str(tmp_path / "vit"), device="cpu")
-    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
-    picture, out = Image.fromarray(noise), io.BytesIO()
-    picture.save(out, format="PNG")
-    data, text = out.getvalue(), base64.b64encode(out.getvalue()).decode()
-    broken = base64.encodebytes(data).decode()
-    for_urls = base64.urlsafe_b64encode(data).decode().rstrip("=")
-    one, two = plain(reference(picture)), plain(reference(picture, top_k=2))
-    for body, wanted in [
-        ((data, "image/png"), one), ((data, "application/x-image"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
-        ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
-        ({"inputs": broken, "top_k": 2}, two), ({"inputs": for_urls, "top_k": 2}, two),
-        ({"inputs": text, "parameters": {"top_k": 2}}, two),
-    ]:  # fmt: skip
-        assert_close(served.ask(body), wanted, 1e-5, str(body)[:60])
-    good, bad = served.ask_all([{"inputs": text}, (data, "image/png")])
-    assert_close([good, bad], [one, one], 1e-5)
-    (tmp_path / "secret.png").write_bytes(data)
-    for body, words in [
-        ({"inputs": "http://169.254.169.254/latest"}, "not followed"),
-        ({"inputs": str(tmp_path / "secret.png")}, "not followed"),
-        ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
-        ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image"),
-        ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
-        ({"inputs": text, "topk": 2}, "'topk'.*top_k"),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            served.ask(body)
 
 
 def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
