@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Route
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [
@@ -166,11 +166,7 @@ def _routes() -> Iterator[str]:
             path = route.path.replace(":path", "")
             if path.startswith("/openai/") or (path != "/" and path.endswith("/")):
                 continue
-            methods = ["WebSocket"]
-            if isinstance(route, Route):
-                methods = sorted((route.methods or set()) - {"HEAD"})
-            elif path in routes.CLIENTS:
-                continue
+            methods = sorted((route.methods or set()) - {"HEAD"})
             text = str(route.endpoint.__doc__).partition("\n")[0].removesuffix(".")
             text = next((f"{api}'s API" for api in _APIS if path in _APIS[api]), text)
             shown.setdefault(f"`{', '.join(methods)} {path}`", text)
@@ -179,11 +175,8 @@ def _routes() -> Iterator[str]:
         yield f"| {', '.join(alike)} | {text} |"
 
 
-async def _endpoints(
-    read: settings.ServerSettings, environ: Mapping[str, str]
-) -> list[Route | WebSocketRoute]:
-    front = Front(read, environ)
-    return [route for route in front.routes() if isinstance(route, (Route, WebSocketRoute))]
+async def _endpoints(read: settings.ServerSettings, environ: Mapping[str, str]) -> list[Route]:
+    return Front(read, environ).routes()
 
 
 def _training_metrics() -> Iterator[str]:

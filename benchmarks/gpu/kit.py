@@ -20,7 +20,7 @@ from stage import ROOT, minilm, parser
 KIT = ROOT / "build" / "gpu-kit"
 WHEELS = (
     "datasets", "dill", "multiprocess", "xxhash", "evaluate", "peft", "starlette", "uvicorn",
-    "httptools", "websockets", "anyio", "h11", "click", "prometheus-client", "python-dateutil",
+    "httptools", "anyio", "h11", "click", "prometheus-client", "python-dateutil",
     "six", "tensorboardx", "threadpoolctl", "joblib", "sentence-transformers", "jinja2",
     "markupsafe", "seqeval", "sacrebleu", "portalocker", "tabulate", "colorama", "rouge-score",
     "absl-py", "nltk", "sentencepiece",

@@ -38,15 +38,6 @@ SENT: list[dict[str, Any]] = [
         }
     },
     {
-        "ResourceConfig": {
-            "InstanceGroups": [
-                {"InstanceGroupName": "gpu", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
-                {"InstanceGroupName": "cpu", "InstanceType": "ml.c5.9xlarge", "InstanceCount": 1},
-            ]
-        },
-        "HyperParameters": {**SCRIPT, "sagemaker_distribution_instance_groups": ["gpu"]},
-    },
-    {
         "InputDataConfig": [
             {
                 "ChannelName": "train",
@@ -85,7 +76,7 @@ SENT: list[dict[str, Any]] = [
 
 
 def test_no_block_is_left_out() -> None:
-    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 4
+    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 3
 
 
 @pytest.mark.parametrize(("operation", "text"), PARTS, ids=[name for name, _ in PARTS])
@@ -166,7 +157,7 @@ def test_both_sdks_send_what_the_page_says(
     prelude3 = f"""
 from sagemaker.core.parameter import ContinuousParameter
 from sagemaker.core.training.configs import (
-    Compute, FileSystemDataSource, InputData, InstanceGroup, Networking, OutputDataConfig
+    Compute, FileSystemDataSource, InputData, Networking, OutputDataConfig
 )
 from sagemaker.train.model_trainer import ModelTrainer
 from sagemaker.train.tuner import HyperparameterTuner
@@ -177,7 +168,6 @@ train = InputData(channel_name="train", data_source="s3://bucket/train/")
     prelude2 = f"""
 from sagemaker.estimator import Estimator
 from sagemaker.inputs import FileSystemInput
-from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
 from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 

@@ -291,28 +291,6 @@ MERGING = """
 """
 
 
-COUNTING = """
-    import json, os
-
-    def model_fn(model_dir):
-        return None
-
-    def input_fn(body, content_type):
-        return body
-
-    def predict_fn(data, model, context):
-        if context.session is None:
-            return None, os.getpid()
-        context.session["seen"] = context.session.get("seen", 0) + 1
-        if json.loads(data) == "close":
-            context.close_session()
-        return context.session["seen"], os.getpid()
-
-    def output_fn(prediction, accept):
-        return json.dumps(prediction)
-"""
-
-
 def write_model(folder: Path, code: str) -> str:
     (folder / "code").mkdir(parents=True)
     (folder / "code" / "inference.py").write_text(code)

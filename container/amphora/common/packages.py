@@ -62,7 +62,6 @@ _REMEDIES: Mapping[str, str] = {
         " folder (--no-index and --find-links in requirements.txt), or install them in the image."
     ),
 }
-_CONFLICT = re.compile(r"\S+ \S+ requires .+, but you have \S+ \S+ which is incompatible")
 _USUAL_REMEDY = (
     "Check the names and versions, and that the index has them. Without network access, put the"
     " wheels into the code folder (--find-links in requirements.txt), or install them in the image."
@@ -195,11 +194,6 @@ def failed(
     )
     what = f"{install} of {folder} cannot be installed (pip's exit code {exit_code})"
     return CodeError(f"{what} from {index.shown}: {text}", remedy)
-
-
-def conflicts(lines: Sequence[str]) -> list[str]:
-    """Return what pip says about packages that do not fit those that it has installed."""
-    return [match[0] for line in lines if (match := _CONFLICT.search(line))]
 
 
 def _authorized(source: Mapping[str, str]) -> tuple[str, str]:

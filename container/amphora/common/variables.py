@@ -23,7 +23,6 @@ SETTINGS: Mapping[str, str] = {
         ("BIND", "IPv4 address to listen on (127.0.0.1; 0.0.0.0 in the images)"),
         ("QUEUE_LIMIT", "waiting requests; one more is answered 503 (512)"),
         ("BATCH_TOKENS", "tokens in one prediction, padding included (16384)"),
-        ("SESSION_SECONDS", "seconds after which an unused session ends (1200)"),
         ("ADAPTERS", "LoRA adapters loaded at a time (0; 64 if the model has a folder adapters)"),
         ("MODEL_NAME", "name of the model in answers and on the page (HF_MODEL_ID, else model)"),
         ("UI", "1 shows the page at /, 0 hides it (shown on a laptop, hidden on an endpoint)"),

@@ -18,8 +18,6 @@ from amphora.common.errors import ConfigError
 DEFAULT_BASE_DIR = "/opt/ml"
 UNPREFIXED_KEYS = frozenset({"_tuning_objective_metric", "default_user_module_name"})
 """Keys of the platform without its prefix."""
-GROUPS_KEY = "sagemaker_distribution_instance_groups"
-"""The instance groups on which a distribution runs."""
 # What argv and variables cannot hold; U+DC80 to U+DCFF stand for bytes.
 _UNREPRESENTABLE = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
 
@@ -153,10 +151,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
             'Write {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}; a group has an'
             " instance_group_name, an instance_type and some of these hosts.",
         )
-    chosen = platform.get(GROUPS_KEY)
-    is_known = isinstance(chosen, list) and all(name in known for name in chosen)
-    if known and chosen is not None and not is_known:
-        raise ConfigError(f"{GROUPS_KEY} is {chosen!r}.", f"Give a list of groups among {known}.")
+    if len(known) > 1:
+        raise ConfigError(
+            f"The job has the instance groups {known}, and one group is supported.",
+            "Give instance_type and instance_count instead of instance_groups.",
+        )
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
     if not re.fullmatch(r"\d{1,9}", str(log_level)):

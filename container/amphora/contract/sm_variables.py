@@ -15,7 +15,7 @@ from typing import Any
 
 from amphora.common.devices import CUDA, Devices
 from amphora.common.errors import ConfigError
-from amphora.contract.job import GROUPS_KEY, UNPREFIXED_KEYS, Job, to_argument
+from amphora.contract.job import UNPREFIXED_KEYS, Job, to_argument
 
 # The platform's keys that are not `framework_params`.
 _CORE_KEYS = UNPREFIXED_KEYS | {
@@ -44,6 +44,7 @@ _LONGEST_STRING = 128 * 1024 - 1
 def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the SM_* variables of `job`, and the few without prefix that toolkits set."""
     settings = _settings(job, devices, environ)
+    groups = settings["distribution_instance_groups"]
     values = dict(settings)
     values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
     values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
@@ -54,13 +55,13 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
         "hyperparameters": job.hyperparameters,
         "additional_framework_parameters": settings["framework_params"],
         "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},
-        "distribution_hosts": distribution_hosts(job),
-        "is_master": job.current_host == master_host(job),
+        "distribution_hosts": list(job.hosts) if groups or not job.instance_groups else [],
+        "is_master": job.current_host == job.hosts[0],
         "is_modelparallel_enabled": job.hyperparameters.get("mp_parameters", {}) != {},
         "is_smddprun_installed": shutil.which("smddprun") is not None,
         "is_smddpmprun_installed": shutil.which("smddpmprun") is not None,
         "job_name": environ.get("TRAINING_JOB_NAME"),
-        "master_hostname": master_host(job),
+        "master_hostname": job.hosts[0],
         "topology": job.resource_config.get("topology", []),
     }
     # The names that SDK v3's driver adds, so that scripts find them in every job.
@@ -69,7 +70,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
         "output_failure": str(job.paths.failure),
         "host_count": len(job.hosts),
         "current_host_rank": job.hosts.index(job.current_host),
-        "master_addr": master_host(job),
+        "master_addr": job.hosts[0],
         "master_port": MASTER_PORT,
         "source_dir": job.submit_directory if job.entry_point else None,
         "entry_script": job.entry_point,
@@ -83,7 +84,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
         "CURRENT_HOST": job.current_host,
         "SAGEMAKER_REGION": to_text(region),
         "SAGEMAKER_JOB_NAME": to_text(job.sagemaker.get("sagemaker_job_name")),
-        "MASTER_ADDR": master_host(job) if len(job.hosts) > 1 else "127.0.0.1",
+        "MASTER_ADDR": job.hosts[0] if len(job.hosts) > 1 else "127.0.0.1",
         "MASTER_PORT": str(MASTER_PORT),
     }
 
@@ -114,6 +115,7 @@ def fitting(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
 def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, Any]:
     paths, groups = job.paths, job.instance_groups
     current_group = groups.get(job.instance_group, {})
+    is_distributed = any(job.wants(key) for key in _DISTRIBUTION_KEYS)
     settings: dict[str, Any] = {
         "hosts": list(job.hosts),
         "network_interface_name": job.network_interface,
@@ -132,8 +134,8 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
         "current_instance_group_hosts": current_group.get("hosts", []),
         "instance_groups": list(groups),
         "instance_groups_dict": groups,
-        "distribution_instance_groups": distribution_groups(job),
-        "is_hetero": len(groups) > 1,
+        "distribution_instance_groups": [job.instance_group] if is_distributed else [],
+        "is_hetero": False,
         "module_name": (job.entry_point or "").removesuffix(".py"),
         "log_level": job.log_level,
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
@@ -155,28 +157,6 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
 def plain(name: str) -> str:
     """Return a name that a shell can export: SM_CHANNEL_MY_DATA for SM_CHANNEL_MY-DATA."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
-
-
-def master_host(job: Job) -> str:
-    """Return the first host of the distribution, or of the job."""
-    return (distribution_hosts(job) or list(job.hosts))[0]
-
-
-def distribution_groups(job: Job) -> list[str]:
-    """Return the instance groups that a distribution runs on."""
-    chosen = job.sagemaker.get(GROUPS_KEY)
-    if chosen is not None:
-        return list(chosen)
-    return [job.instance_group] if any(job.wants(key) for key in _DISTRIBUTION_KEYS) else []
-
-
-def distribution_hosts(job: Job) -> list[str]:
-    """Return the hosts of those groups, sorted; all hosts if there are no groups."""
-    if not job.instance_groups:
-        return list(job.hosts)
-    chosen = distribution_groups(job)
-    groups = (group for name, group in job.instance_groups.items() if name in chosen)
-    return sorted(host for group in groups for host in group["hosts"])
 
 
 def to_text(value: Any) -> str:

@@ -78,8 +78,6 @@ class ServerSettings:
     """The most bytes of a request's body, both as it arrives and decoded."""
     transform_payload: int
     """The most MiB in one request of a batch transform job."""
-    session_lifetime: float
-    """Seconds after which an unused session ends."""
     adapters: int
     """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
     generation: str = ""
@@ -145,7 +143,6 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
         transform_payload=min(max(1, max_body // MIB), most_transform),
-        session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
         adapters=_read_adapters(env, model_dir / ADAPTERS, is_multi_model),
         generation=generation,
         is_multi_model=is_multi_model,

@@ -148,8 +148,8 @@ def shortened_head(head: str) -> str:
 class _Diagnosis:
     """Looks for the cause in how the process tree ended and in the recorded exceptions."""
 
-    def __init__(self, ended: Ended, folder: Path, conflicts: Sequence[str]) -> None:
-        self.ended, self.conflicts = ended, conflicts
+    def __init__(self, ended: Ended, folder: Path) -> None:
+        self.ended = ended
         records = sorted(map(Record.read, folder.glob("*.json")), key=lambda record: record.time)
         self.records, self.by_pid = records, {record.pid: record for record in records}
         output, signs = "\n".join(ended.tail), ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1))
@@ -261,12 +261,6 @@ class _Diagnosis:
                 hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
             advice = transformers4.remedy(head[0])
             head += [advice] if advice else hints[:1]
-            output = "\n".join([record.traceback if record else "", *self.tail])
-            for line in self.conflicts:
-                # pip names the package that does not fit, and the one that it has installed.
-                names = "|".join(line.replace("-", ".").split()[index] for index in (0, -5))
-                if re.search(rf"\b({names})\b", output):
-                    head.append(f"requirements.txt has replaced a package of the image: {line}")
         return head
 
     def _followed(self, record: Record) -> tuple[Record | None, Worker | None]:
@@ -306,14 +300,9 @@ class _Diagnosis:
         return f"The script was ended by {_signal_name(-self.code)}."
 
 
-def diagnose(ended: Ended, folder: Path, conflicts: Sequence[str] = ()) -> Failure:
-    """Describe the outcome of a job.
-
-    Args:
-        folder: The folder of the hook's records.
-        conflicts: pip's lines about packages that do not fit what it has installed.
-    """
-    diagnosis = _Diagnosis(ended, folder, conflicts)
+def diagnose(ended: Ended, folder: Path) -> Failure:
+    """Describe the outcome of a job. The hook's records are in `folder`."""
+    diagnosis = _Diagnosis(ended, folder)
     code, record = diagnosis.code, diagnosis.record
     worker, records = diagnosis.worker, diagnosis.records
     rank = record.rank if record else worker and worker.rank

@@ -93,7 +93,7 @@ def _run(
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        plan, conflicts = _prepared(job, environ, scratch, signals, sdk_command)
+        plan = _prepared(job, environ, scratch, signals, sdk_command)
         if plan.agent_dir is not None:
             mpi.create_agent(plan.agent_dir)
             link.outbox = plan.agent_dir / mpi.COMMANDS
@@ -107,7 +107,7 @@ def _run(
             sdk_v3.forget_generic_failure(job.paths)
         if argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
             mpi.check_started(error_dir)
-        failed = failure.diagnose(ended, error_dir, conflicts)
+        failed = failure.diagnose(ended, error_dir)
         code = failed.exit_code
         if code == 0 and failed.last_exception:
             # A shell pipe has the exit code of its last command: `python a.py | tee log`.
@@ -133,8 +133,8 @@ def _prepared(
     scratch: Path,
     signals: process_tree.Signals,
     sdk_command: str | None,
-) -> tuple[launch.Launch, list[str]]:
-    """Install the code and make the folders. Return what to start, and pip's lines on conflicts."""
+) -> launch.Launch:
+    """Install the code and make the folders. Return what to start."""
     host, error_dir = devices.detect(environ), scratch / "errors"
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
@@ -168,7 +168,6 @@ def _prepared(
             plan.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("compiled programs cannot be kept in %s: %s", plan.cache, error)
-    conflicts = []
     for install in plan.installs:
         with packages.index(environ, plan.cwd, install) as index:
             log.info("installing %s from %s", install, index.shown)
@@ -177,11 +176,10 @@ def _prepared(
                 raise process_tree.Interrupted
             if ended.exit_code != 0:
                 raise packages.failed(install, plan.cwd, ended.exit_code, ended.tail, index)
-            conflicts += packages.conflicts(ended.tail)
     if plan.script is not None:
         transformers4.check(plan.script, plan.cwd)
     log.info("starting %s", plan.what)
-    return plan, conflicts
+    return plan
 
 
 def _report(job: Job, failed: failure.Failure, link: cluster.Link) -> int:

@@ -15,7 +15,6 @@ from amphora.common.secret_rules import is_secret_value
 from amphora.contract.job import Job, decode, to_argument
 from amphora.contract.sm_variables import (
     MASTER_PORT,
-    distribution_hosts,
     fitting,
     plain,
     sm_variables,
@@ -135,12 +134,8 @@ def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str
                 )
             processes, why = int(requested), name
     keys = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
-    hosts = tuple(distribution_hosts(job))
-    if keys and job.current_host not in hosts:
-        note = f"this host is in no instance group of {keys[0]}: it runs alone"
-        return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
     is_recipe, is_python = job.entry_point is None, source.kind is not ProgramKind.COMMAND
-    hosts = (hosts or job.hosts) if keys or is_recipe else (job.current_host,)
+    hosts = job.hosts if keys or is_recipe else (job.current_host,)
     if keys and not is_python and mpi.KEY not in keys:
         raise ConfigError(
             f"{keys[0]} is on, but the entry point {source.name!r} is not a Python program.",
@@ -191,8 +186,13 @@ def _command(
 
 def arguments(job: Job) -> list[str]:
     """Return the hyperparameters as argv, with a placeholder for each secret."""
-    marks = {name: f"{SECRET_PREFIX}{_mark(name, value)}" for name, value in _hidden(job)}
+    marks = {name: placeholder(name, value) for name, value in _hidden(job)}
     return to_arguments({**job.arguments, **marks})
+
+
+def placeholder(name: str, value: Any) -> str:
+    """Return what stands for a secret in argv, until the hook replaces it."""
+    return f"{SECRET_PREFIX}{_mark(name, value)}"
 
 
 def is_secret(name: str, value: Any) -> bool:

@@ -23,8 +23,7 @@ from typing import Any
 from amphora.common.archives import unpack
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
-from amphora.contract.job import GROUPS_KEY, Job, Paths, decode
-from amphora.contract.sm_variables import MASTER_PORT, fitting
+from amphora.contract.job import Job, Paths, decode
 from amphora.training import launch, mpi
 from amphora.training.entry_point import ProgramKind, Source, listed
 
@@ -113,14 +112,19 @@ def start(
         script = str(job.paths.data / "sm_drivers" / "sm_train.sh")
         source = Source(root=root, kind=ProgramKind.COMMAND, name=script)
         what = script if request.unknown else request.steps.get("command") or request.driver
+    arguments = arguments_of(job)
     plan = launch.plan(_adapted(job, request, root), devices, source, error_dir, environ)
-    variables = fitting(job, variables_of(job, request, environ, plan.environ))
-    argv, notes = plan.argv, plan.notes
+    variables: dict[str, str] = {}
+    if request.distributed:
+        drivers = job.paths.data / "sm_drivers" / "distributed_drivers"
+        variables["SM_DISTRIBUTED_DRIVER_DIR"] = str(drivers)
+        variables["SM_DISTRIBUTED_CONFIG"] = json.dumps(request.distributed)
+    argv, notes = plan.argv[: len(plan.argv) - 2 * len(arguments)], plan.notes
     if request.runs_entry_script:
-        for name, text in arguments_of(job).items():
-            # The hook replaces the placeholder of a secret.
+        # The driver keeps their order, and writes two dashes before one letter, too.
+        for name, text in arguments.items():
             is_hidden = launch.is_secret(name, text)
-            argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
+            argv += (f"--{name}", launch.placeholder(name, text) if is_hidden else text)
     elif request.unknown:
         argv = ("/bin/bash", "-c", sent)
         notes += (f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known",)
@@ -202,37 +206,6 @@ def arguments_of(job: Job) -> dict[str, str]:
     return arguments
 
 
-def variables_of(
-    job: Job, request: Request, environ: Mapping[str, str], planned: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the SM_* variables in which the driver differs from sagemaker-training (`planned`)."""
-    data = job.paths.data
-    hps = {**job.hyperparameters, **job.sagemaker}
-    arguments = [word for pair in arguments_of(job).items() for word in pair]
-    values: dict[str, Any] = {
-        "channels": list(job.input_data_config),
-        "entry_script": request.entry_script,
-        "hps": hps,
-        "log_level": environ.get("SM_LOG_LEVEL", 20),
-        "user_args": arguments,
-    }
-    values["training_env"] = {
-        **json.loads(planned.get("SM_TRAINING_ENV", "{}")),
-        "channel_input_dirs": {name: str(data / name) for name in job.input_data_config},
-        "hyperparameters": hps,
-        "input_data_dir": str(data),
-        "log_level": values["log_level"],
-        "master_addr": job.hosts[0],
-        "master_port": MASTER_PORT,
-    }
-    if request.distributed:
-        values["distributed_driver_dir"] = str(data / "sm_drivers" / "distributed_drivers")
-        values["distributed_config"] = dict(request.distributed)
-    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
-    hyperparameters = {**job.arguments, **job.sagemaker}
-    return variables | {_hp(name): _text(value) for name, value in hyperparameters.items()}
-
-
 def _adapted(job: Job, request: Request, root: Path) -> Job:
     """Translate the job to SDK v2's keys, whose distributions `launch` knows."""
     count = request.distributed.get("process_count_per_node")
@@ -245,19 +218,13 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         requested[mpi.OPTIONS_KEY] = shlex.join(options)
     else:
         requested["process_count_per_node"] = 1
-    if job.instance_groups:
-        requested[GROUPS_KEY] = list(job.instance_groups)
     return replace(
         job,
         entry_point=request.entry_script or "sm_train.sh",
         submit_directory=str(root),
-        arguments={},
+        arguments=arguments_of(job),
         sagemaker=requested if request.runs_entry_script else {},
     )
-
-
-def _hp(name: str) -> str:
-    return f"SM_HP_{name.replace('-', '_').upper()}"
 
 
 def _text(value: Any) -> str:

@@ -127,16 +127,9 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         )
     )
     if draw(st.booleans()):
-        cut = draw(st.integers(0, len(names_of_hosts)))
-        ordered = sorted(names_of_hosts)
-        groups = [("one", ordered[:cut]), ("two", ordered[cut:])]
-        resources["current_group_name"] = (
-            "one" if resources["current_host"] in ordered[:cut] else "two"
-        )
+        resources["current_group_name"] = "one"
         resources["instance_groups"] = [
-            {"instance_group_name": name, "instance_type": "ml.m5.xlarge", "hosts": members}
-            for name, members in groups
-            if members
+            {"instance_group_name": "one", "instance_type": "t", "hosts": sorted(names_of_hosts)}
         ]
     channels = draw(st.lists(names, max_size=3, unique=True))
     return {

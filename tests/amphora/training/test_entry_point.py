@@ -13,8 +13,7 @@ from amphora.common import archives
 from amphora.common.errors import CodeError
 from tests.support.code_archives import AWS, archive
 from tests.support.job_tree import Tree
-from tests.support.package_indexes import bare_environment, wheel
-from tests.support.paths import ROOT
+from tests.support.package_indexes import wheel
 
 HELLO = "import os, sys; print('hello from', os.path.basename(sys.argv[0]), sys.argv[1:])"
 
@@ -208,27 +207,6 @@ class TestRequirements:
         assert scripted.script("").script(needs, "requirements.txt").train().returncode == 2
         assert scripted.failure
         assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
-
-    def test_a_package_of_the_image_that_it_breaks_is_named(
-        self, tree: Tree, tmp_path: Path, target: Mapping[str, str]
-    ) -> None:
-        """By the failure of a shell script's Python. The image is small: pip compares all it has."""
-        tree.python = str(bare_environment(tmp_path / "image") / "python3")
-        wheel(tmp_path, "amphora_test_wheel")
-        installed = target["PIP_TARGET"]
-        environ = {"PIP_TARGET": installed, "PYTHONPATH": f"{installed}:{ROOT / 'container'}"}
-        about = Path(installed) / "amphora_test_victim-1.dist-info"
-        about.mkdir(parents=True)
-        needs = "Name: amphora-test-victim\nVersion: 1\nRequires-Dist: amphora-test-wheel>=7\n"
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\n{needs}")
-        (about.parent / "amphora_test_victim.py").write_text("raise ImportError('no such name')")
-        tree.script(f"--no-index\n-f {tmp_path}\namphora-test-wheel\n", "requirements.txt")
-        tree.script("import amphora_test_wheel; import amphora_test_victim")
-        tree.script("exec python3 script.py", "run.sh").configure({"sagemaker_program": "run.sh"})
-        assert tree.train(**environ).returncode == 1
-        assert tree.failure and tree.failure.startswith("ImportError: no such name")
-        conflict = "amphora-test-victim 1 requires amphora-test-wheel>=7, but you have amphora-test"
-        assert f"replaced a package of the image: {conflict}" in tree.failure[:1024]
 
     def test_a_stop_while_installing(self, scripted: Tree) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

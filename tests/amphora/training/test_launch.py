@@ -125,37 +125,6 @@ def test_an_option_of_the_toolkit_is_not_mpiruns(tree: Tree, tmp_path: Path, opt
     assert "-x A=1 -x NCCL_DEBUG=WARN -x B=2" in argv
 
 
-def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:
-    groups = [
-        {"instance_group_name": "cpu", "instance_type": "ml.m5.large", "hosts": ["algo-3"]},
-        {
-            "instance_group_name": "gpu",
-            "instance_type": "ml.g5.2xlarge",
-            "hosts": ["algo-2", "algo-1"],
-        },
-    ]
-    for current, group in (("algo-2", "gpu"), ("algo-3", "cpu")):
-        tree.configure(
-            {
-                "sagemaker_program": "train.py",
-                "sagemaker_torch_distributed_enabled": "true",
-                "sagemaker_distribution_instance_groups": '["gpu"]',
-            },
-            resourceconfig={
-                "current_host": current,
-                "hosts": ["algo-1", "algo-2", "algo-3"],
-                "current_group_name": group,
-                "instance_groups": groups,
-            },
-        )
-        started = plan(tree, devices())
-        if group == "gpu":
-            assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1"} <= set(started.argv)
-        else:
-            assert started.argv == (sys.executable, str(SCRIPT))
-            assert "in no instance group" in started.notes[0]
-
-
 @pytest.mark.parametrize(
     "key", ["sagemaker_pytorch_ddp_enabled", "sagemaker_distributed_dataparallel_enabled"]
 )

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
-from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, routes
@@ -35,6 +34,7 @@ LOG = logging.getLogger("amphora.server")
 GONE = "amphora.gone"
 """The key of a request's scope whose future is done once the client has gone."""
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_SESSION = "x-amzn-sagemaker-session-id"
 _MOST_ATTRIBUTES = 1024
 # Clients that retry at once instead of after Retry-After would be refused thousands of times a
 # second, by the process that also sends the answers.
@@ -87,22 +87,18 @@ class Invocations:
             if named not in ("/invocations", *answered):
                 raise _absent(named, answered)
             request.state.route = named
-        call = self.call(request, request_id(request), body)
+        call = self._call(request, body)
         try:
             pool.submit(call)
         except Fault as fault:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self.wait(pool, call, request.scope[GONE])
+        reply = await self._wait(pool, call, request.scope[GONE])
         answer: dict[str, str] = {}
         # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
             answer[_ATTRIBUTES] = attributes
-        if call.session is not None and call.session.is_new:
-            answer[sessions.NEW_HEADER] = call.session.announcement
-        if call.session is not None and reply.closes_session:
-            answer[sessions.CLOSED_HEADER] = call.session.id
         answer = {**answer, **reply.headers, **self._closing()}
         answer.update({"content-type": reply.content_type, "x-request-id": call.id})
         if reply.chunks is None:
@@ -174,22 +170,26 @@ class Invocations:
             raise _too_large(limit)
         return b"".join(parts)
 
-    def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
-        """Make a call from a connection's headers. Raises Fault (415) for an unknown charset."""
-        media_types.check_charset(connection.headers.get("content-type", ""))
-        loop = asyncio.get_running_loop()
-        headers = connection.headers
+    def _call(self, request: Request, body: bytes) -> Call:
+        """Make a call of a request. Raises Fault: 415 for an unknown charset, 400 for a session."""
+        headers, loop = request.headers, asyncio.get_running_loop()
+        media_types.check_charset(headers.get("content-type", ""))
+        if _SESSION in headers:
+            raise Fault(
+                400,
+                "no_sessions",
+                "This server keeps no sessions: leave out the SessionId, and send with each request"
+                " what its answer depends on.",
+            )
         accept = headers.get("accept", "").strip()
         return Call(
-            id=identifier, body=body, headers=dict(headers), path=route_of(connection),
+            id=request_id(request), body=body, headers=dict(headers), path=route_of(request),
             content_type=headers.get("content-type", media_types.JSON),
             accept=self.settings.default_accept if accept in ("", "*/*") else accept,
             deadline=loop.time() + self.settings.timeout, reply=loop.create_future(),
         )  # fmt: skip
 
-    async def wait(
-        self, pool: Backend, call: Call, gone: asyncio.Future[None] | None = None
-    ) -> Reply:
+    async def _wait(self, pool: Backend, call: Call, gone: asyncio.Future[None]) -> Reply:
         """Wait for the reply. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
 
         def give_up(error: Exception) -> None:
@@ -203,8 +203,7 @@ class Invocations:
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self.settings.timeout))
         # A task that waits for the end of the connection would take a tenth of the front's time.
-        if gone is not None:
-            gone.add_done_callback(leave)
+        gone.add_done_callback(leave)
         try:
             return await call.reply
         except asyncio.CancelledError:
@@ -212,8 +211,7 @@ class Invocations:
             raise
         finally:
             late.cancel()
-            if gone is not None:
-                gone.remove_done_callback(leave)
+            gone.remove_done_callback(leave)
 
     def _closing(self) -> dict[str, str]:
         return {"connection": "close"} if self.draining else {}
@@ -227,9 +225,6 @@ class Invocations:
             headers["connection"] = "close"
         if error.code == "unsupported_content_encoding":
             headers["accept-encoding"] = "identity"
-        if isinstance(error, sessions.SessionGone):
-            safe = (sign for sign in error.session if sign.isascii() and sign.isprintable())
-            headers[sessions.CLOSED_HEADER] = "".join(safe)[:256]
         return self._error(request, error.status, error.code, str(error), headers, error.param)
 
     async def answer_http_error(self, request: Request, error: Exception) -> Response:
@@ -283,12 +278,12 @@ def _too_large(limit: int) -> Fault:
     return Fault(413, "payload_too_large", message)
 
 
-def route_of(connection: HTTPConnection) -> str:
+def route_of(request: Request) -> str:
     """Return the route of a request: its path, unless a custom attribute names another one."""
-    path: str = connection.scope["path"]
+    path: str = request.scope["path"]
     if path.startswith((f"{PREFIX}/v1/", f"{PREFIX}/v2/")):
         path = path.removeprefix(PREFIX)
-    named: str = connection.scope.get("state", {}).get("route", path)
+    named: str = request.scope.get("state", {}).get("route", path)
     return named
 
 
@@ -346,7 +341,7 @@ def check_origin(request: Request) -> None:
         raise Fault(403, "foreign_origin", f"A page of {origin[:80]!r} may not manage models.")
 
 
-def request_id(request: HTTPConnection) -> str:
+def request_id(request: Request) -> str:
     """Return the id of a request, which answers, errors and the log contain."""
     if not hasattr(request.state, "id"):
         # A UUID's object would take five times as long.

@@ -25,15 +25,13 @@ from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket
 
 from amphora import __version__
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import telemetry
-from amphora.serving.http import websocket
 from amphora.serving.http.invocations import (
     PREFIX,
     Invocations,
@@ -124,10 +122,10 @@ class Front:
         self.pool = self._vllm or Pool(settings, environ, self.metrics)
         self.invocations.answered = lambda: self.pool.description.get("routes", [])
 
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
         clients = [*routes.CLIENTS, *(PREFIX + path for path in routes.OPENAI)]
-        result: list[BaseRoute] = [
+        result: list[Route] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
             Route("/health", self.ping, methods=["GET"]),
@@ -156,9 +154,6 @@ class Front:
             Route("/adapters", self.load_adapter, methods=["POST"]),
             Route("/adapters/{name:path}", self.unload_adapter, methods=["DELETE"]),
             Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
-            # SageMaker's ModelInvocationPath may name a client's route.
-            WebSocketRoute("/invocations-bidirectional-stream", self.converse),
-            *(WebSocketRoute(path, self.converse) for path in clients),
         ]
 
     def application(self) -> ASGIApp:
@@ -191,10 +186,6 @@ class Front:
     async def page(self, request: Request) -> Response:
         """Show a page to try the model."""
         return FileResponse(Path(__file__).with_name("page.html"))
-
-    async def converse(self, socket: WebSocket) -> None:
-        """Answer each message as an invocation, in order, until the client leaves."""
-        await websocket.converse(socket, self.invocations, self.pool)
 
     async def execution_parameters(self, request: Request) -> Response:
         """Return settings for batch transform; those of the job take precedence.
@@ -312,8 +303,8 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
     config = uvicorn.Config(
-        front.application(), http=HttpProtocol, ws="websockets-sansio", lifespan="off",
-        log_config=None, access_log=False, server_header=False, ws_max_size=settings.max_body,
+        front.application(), http=HttpProtocol, ws="none", lifespan="off",
+        log_config=None, access_log=False, server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=_DRAIN_SECONDS,
     )  # fmt: skip
     server = uvicorn.Server(config)

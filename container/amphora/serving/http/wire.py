@@ -65,11 +65,8 @@ class HttpProtocol(HttpToolsProtocol):
             raise ValueError("a body behind an upgrade, which is not read")
         super().on_headers_complete()
 
-    def _should_upgrade(self) -> bool:
-        return bool(super()._should_upgrade() and self.scope["method"] == "GET")
-
     def _unsupported_upgrade_warning(self) -> None:
-        """Ignore another upgrade, such as h2c: the request is answered as HTTP/1.1."""
+        """Ignore an upgrade (h2c, WebSocket): the request is answered as HTTP/1.1."""
         self.parser = httptools.HttpRequestParser(self)
 
     def send_400_response(self, msg: str) -> None:

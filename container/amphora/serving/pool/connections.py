@@ -8,10 +8,8 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
-from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry
@@ -27,7 +25,6 @@ class Reply:
     content_type: str
     headers: dict[str, str]
     body: bytes
-    closes_session: bool = False
     chunks: asyncio.Queue[bytes | Exception | None] | None = None
 
 
@@ -45,7 +42,6 @@ class Call:
     path: str = "/invocations"
     """The route of the request, which tells handlers which API it uses."""
     reply: asyncio.Future[Reply]
-    session: Session | None = None
     arrived: float = field(default_factory=time.monotonic)
     retried: bool = False
     batch: int = 0
@@ -76,8 +72,6 @@ class WorkerConnection:
     takes_turns: bool
     timeout: float
     calls: dict[str, Call] = field(default_factory=dict)
-    bound: deque[Call] = field(default_factory=deque)
-    """Requests of sessions that live in this worker."""
     idle: bool = True
     is_open: bool = False
     """Whether it takes more requests while others are at work."""
@@ -107,7 +101,6 @@ class WorkerConnection:
             entry = Entry(
                 id=call.id, size=len(call.body), content_type=call.content_type,
                 accept=call.accept, headers=call.headers, path=call.path,
-                session=call.session.id if call.session else "",
             )  # fmt: skip
             items.append(entry)
         message = Batch(batch=self.batch, items=items)

@@ -11,7 +11,6 @@ import time
 from collections import deque
 
 from amphora.serving.pool.connections import Call, WorkerConnection
-from amphora.serving.pool.sessions import SessionGone
 from amphora.serving.protocol import batching
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import State
@@ -39,20 +38,11 @@ class Dispatcher:
         self._delay = batching.BatchDelay(settings.max_delay)
         self._alarm: asyncio.TimerHandle | None = None
 
-    @property
-    def queues(self) -> list[deque[Call]]:
-        """Return the shared queue, and each worker's queue of requests of its sessions."""
-        return [self.queue, *(connection.bound for connection in self.connections.values())]
-
     def dispatch(self) -> None:
         """Send waiting requests to workers, or set an alarm if it pays to wait for more."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        for connection in self.connections.values():
-            is_free = connection.idle or connection.is_open
-            if is_free and connection.bound and (call := _next_waiting(connection.bound)):
-                self._send(connection, [call])
         if not self.queue:
             return
         idle = [connection for connection in self.connections.values() if connection.idle]
@@ -110,10 +100,8 @@ class Dispatcher:
         begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
         # A request that was at work alone is taken for the cause of the worker's death.
         may_repeat = self.merges and len(begun) > 1
-        for call in (*reversed(connection.calls.values()), *connection.bound):
-            if call.session is not None:
-                call.fail(SessionGone(call.session.id))
-            elif call not in begun or (may_repeat and not call.retried and not call.reply.done()):
+        for call in reversed(connection.calls.values()):
+            if call not in begun or (may_repeat and not call.retried and not call.reply.done()):
                 call.retried = call.retried or call in begun
                 self.queue.appendleft(call)
             else:

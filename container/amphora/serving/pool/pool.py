@@ -16,7 +16,6 @@ from typing import Any
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
-from amphora.serving.pool.sessions import HEADER, Sessions
 from amphora.serving.pool.spawner import ModelError, Spawner
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
@@ -40,7 +39,6 @@ class Pool:
         self, settings: ServerSettings, environ: Mapping[str, str], metrics: Metrics
     ) -> None:
         self.settings = settings
-        self.sessions = Sessions(settings.session_lifetime)
         self._metrics = metrics
         self._spawner = Spawner(settings, environ)
         self._dispatcher = Dispatcher(settings, metrics)
@@ -70,8 +68,7 @@ class Pool:
     @property
     def waiting(self) -> list[Call]:
         """Return the calls that wait for a worker."""
-        calls = (call for queue in self._dispatcher.queues for call in queue)
-        return [call for call in calls if not call.reply.done()]
+        return [call for call in self._dispatcher.queue if not call.reply.done()]
 
     def start(self) -> None:
         """Begin to load the model; `loaded` and `failed` report the outcome.
@@ -91,29 +88,18 @@ class Pool:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def submit(self, call: Call) -> None:
-        """Queue a request. Raises Fault: not ready, queue full, or no such session."""
+        """Queue a request. Raises Fault: not ready, or queue full."""
         if not self.loaded.done():
             raise Fault(503, "not_ready", "The model is not loaded yet.")
-        if (waiting := sum(map(len, self._dispatcher.queues))) >= self.settings.queue_limit:
+        if (waiting := len(self._dispatcher.queue)) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{waiting} requests wait already.")
-        if not (header := call.headers.get(HEADER)):
-            self._dispatcher.queue.append(call)
-        else:
-            workers = {worker.pid: worker for worker in self._dispatcher.connections.values()}
-            if not workers:
-                raise Fault(503, "not_ready", "The model is being restarted.")
-            for session in self.sessions.expired():
-                if session.worker in workers:
-                    workers[session.worker].notify(messages.Cancel(id=session.id))
-            call.session = self.sessions.find(header, list(workers))
-            workers[call.session.worker].bound.append(call)
+        self._dispatcher.queue.append(call)
         self._dispatcher.dispatch()
 
     def cancel(self, call: Call) -> None:
-        """Drop a call whose client has gone from its queue, or cancel it in its worker."""
-        for queue in self._dispatcher.queues:
-            with contextlib.suppress(ValueError):
-                queue.remove(call)
+        """Drop a call whose client has gone from the queue, or cancel it in its worker."""
+        with contextlib.suppress(ValueError):
+            self._dispatcher.queue.remove(call)
         for connection in self._dispatcher.connections.values():
             if connection.calls.pop(call.id, None) is not None:
                 connection.notify(messages.Cancel(id=call.id))
@@ -178,7 +164,6 @@ class Pool:
                             await self._deliver(connection, message, body)
             finally:
                 connection.close()
-                self.sessions.lose(pid)
                 del self._dispatcher.connections[index]
                 if not self._closing:
                     text = "Model worker %d has ended with %d requests in it."
@@ -198,8 +183,6 @@ class Pool:
             del connection.calls[call.id]
             call.fail(Fault(message.status, **message.error))
             return
-        if call.session and message.closed:
-            self.sessions.end(call.session.id)
         if not message.more:
             del connection.calls[call.id]
         if isinstance(message, Answer):
@@ -208,8 +191,7 @@ class Pool:
                 room = messages.CHUNKS_AHEAD + 1
                 reply = Reply(
                     status=message.status, content_type=message.type, headers=message.headers,
-                    body=body, closes_session=message.closed,
-                    chunks=asyncio.Queue(room) if message.more else None,
+                    body=body, chunks=asyncio.Queue(room) if message.more else None,
                 )  # fmt: skip
                 call.reply.set_result(reply)
         elif not call.reply.cancelled() and call.reply.exception() is None:

@@ -67,7 +67,6 @@ class Entry:
     accept: str
     headers: dict[str, str]
     path: str = "/invocations"
-    session: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:
-    """The client of a request has gone, or a session has ended."""
+    """The client of a request has gone."""
 
     id: str
 
@@ -118,8 +117,6 @@ class Answer:
     status: int
     type: str
     headers: dict[str, str]
-    closed: bool
-    """Whether the handlers have ended the request's session."""
     more: bool = False
 
 
@@ -129,7 +126,6 @@ class Chunk:
 
     id: str
     more: bool
-    closed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 
 from amphora.common.errors import did_you_mean
-from amphora.serving.pool import sessions
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
@@ -58,8 +57,6 @@ class VllmServer(Engine):
         self.check_ready()
         if len(self._tasks) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{len(self._tasks)} requests are running already.")
-        if sessions.HEADER in call.headers:
-            raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
 
         async def answer() -> None:
             try:

@@ -124,8 +124,6 @@ def _translate_document(route: str, body: bytes) -> Part:
     if not isinstance(document, dict):
         raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
     is_tgi = route in TGI
-    if "requestType" in document:
-        raise bad_request("A model that vLLM serves has no sessions.", "requestType")
     if "inputs" not in document:
         routes = [ROUTES[key] for key in ROUTES if key in document]
         if len(routes) != 1 or is_tgi:

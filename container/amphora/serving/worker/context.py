@@ -60,7 +60,6 @@ class Context:
         request_id: The id of this request, as in the log and in error bodies.
         request_ids: {0: request_id}.
         headers: The headers of the request; names are case-insensitive.
-        session: A dict that the requests of a session share; None outside of a session.
         path: The route of the request: /invocations, or one of a client's API such as
             /v1/chat/completions.
         model_name: The multi-model API's name of the model; "model" elsewhere.
@@ -73,15 +72,12 @@ class Context:
         request_id: str,
         headers: Mapping[str, str],
         settings: ServerSettings,
-        session: dict[str, Any] | None = None,
         path: str = "/invocations",
     ) -> None:
         self.request_id = request_id
         self.request_ids = {0: request_id}
         self.headers: dict[str, str] = Headers(headers)
-        self.session = session
         self.path = path
-        self.session_closed = False
         self.model_name = settings.model_name
         self.manifest = {"model": {"modelName": settings.model_name}}
         self.metrics = MetricsLog(request_id)
@@ -170,7 +166,3 @@ class Context:
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
         return self._status, self._phrase
-
-    def close_session(self) -> None:
-        """End this request's session with its answer."""
-        self.session_closed = True

@@ -86,19 +86,17 @@ class Conversation:
         message, body = messages.receive(self._sock)
         if isinstance(message, messages.Batch):
             self._number = message.batch
-            sessions, position = self._runner.sessions, 0
+            position = 0
             for entry in message.items:
                 part = body[position : position + entry.size]
                 position += entry.size
-                session = sessions.setdefault(entry.session, {}) if entry.session else None
                 kind, accept = entry.content_type, entry.accept
                 headers = {"content-type": kind, "accept": accept, **entry.headers}
-                context = Context(entry.id, headers, self._runner.settings, session, entry.path)
-                self._arrived.append(Item(entry.id, part, kind, accept, context, entry.session))
+                context = Context(entry.id, headers, self._runner.settings, entry.path)
+                self._arrived.append(Item(entry.id, part, kind, accept, context))
         elif isinstance(message, messages.Credit) and message.id in self._credit:
             self._credit[message.id] += message.count
         elif isinstance(message, messages.Cancel):
-            self._runner.sessions.pop(message.id, None)
             self._arrived = [item for item in self._arrived if item.id != message.id]
             if (job := self._jobs.get(message.id)) is not None:
                 self._turns.leave(job)
@@ -138,8 +136,7 @@ class Conversation:
         lists: list[Item] = []
         merged: list[Item] = []
         for item in batch:
-            # Requests of a session need their context, which a merged prediction does not have.
-            if item.session or (self._takes_turns and len(item.body) > _LONG_BODY):
+            if self._takes_turns and len(item.body) > _LONG_BODY:
                 apart.append(item)
                 continue
             self._turns.outside_until = time.thread_time() + _READ_SECONDS
@@ -154,12 +151,8 @@ class Conversation:
             is_list = item.size.rows > 1 and item.size.total > self._slice_tokens
             if is_read:
                 (lists if self._takes_turns and is_list else merged).append(item)
-        if self._takes_turns:
-            self._add_jobs(apart, self._answer_alone)
-            self._add_jobs(lists, self._predict_alone)
-        else:
-            for item in apart:
-                self._answer_alone(item)
+        self._add_jobs(apart, self._answer_alone)
+        self._add_jobs(lists, self._predict_alone)
         settings = self._runner.settings
         call_tokens = KINDS[settings.device_kind].call_tokens
         spent = 0
@@ -198,7 +191,7 @@ class Conversation:
 
     def _answer_alone(self, item: Item) -> None:
         """Read, predict and answer one request alone."""
-        if "predict_batch_fn" in self._runner.handlers and not item.session:
+        if "predict_batch_fn" in self._runner.handlers:
             if self._read(item):
                 self._predict_alone(item)
         else:
@@ -242,7 +235,6 @@ class Conversation:
 
     def _reply(self, item: Item, encode: Callable[[], tuple[Any, str]]) -> None:
         """Send the body that `encode` returns, with its type, or the error that it raises."""
-        runner = self._runner
         try:
             body, content_type = encoded = encode()
             if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
@@ -259,7 +251,7 @@ class Conversation:
             content_type = item.context.get_response_content_type(0) or content_type
             answer = messages.Answer(
                 id=item.id, status=status, type=" ".join(content_type.split()),
-                headers=item.reply_headers, closed=runner.ends_session(item), more=is_stream,
+                headers=item.reply_headers, more=is_stream,
             )  # fmt: skip
             self._send_message(answer, body)
             if not is_stream:
@@ -270,7 +262,7 @@ class Conversation:
                     self._turns.pause(lambda: self._credit[item.id] > 0)
                     self._credit[item.id] -= 1
                 else:
-                    # While a batch runs, the front sends cancellations and expired sessions only.
+                    # While a batch runs, the front sends cancellations only.
                     cancelled = set()
                     while self._has_news():
                         cancelled.add(self._take_frame())
@@ -278,8 +270,7 @@ class Conversation:
                         break
                 data = media_types.as_bytes(chunk, content_type)
                 self._send_message(messages.Chunk(id=item.id, more=True), data)
-            closed = runner.ends_session(item)
-            self._send_message(messages.Chunk(id=item.id, more=False, closed=closed))
+            self._send_message(messages.Chunk(id=item.id, more=False))
         except Exception as error:
             self._send_error(item, error)
         finally:

@@ -41,7 +41,6 @@ class Item:
     content_type: str
     accept: str
     context: Context
-    session: str = ""
     data: Any = None
     """What `input_fn` returned."""
     size: batching.Size = batching.UNKNOWN
@@ -66,8 +65,6 @@ class ModelRunner:
     handlers: Mapping[str, Handler]
     model: Any
     settings: ServerSettings
-    sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
     """The result of `describe_fn`, for the front process."""
 
@@ -135,12 +132,6 @@ class ModelRunner:
         if isinstance(prediction, Exception):
             raise prediction
         return self.encode(item, prediction)
-
-    def ends_session(self, item: Item) -> bool:
-        """Return whether the handlers have ended the item's session; its state is then dropped."""
-        if item.context.session_closed:
-            self.sessions.pop(item.session, None)
-        return item.context.session_closed
 
 
 def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:

@@ -10,7 +10,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from websockets.sync.client import connect
 
 from tests.support.servers import ECHO, Running, Start
 from tests.support.until import until
@@ -88,13 +87,6 @@ def test_a_long_path_is_431_and_a_header_within_the_bound_is_taken(server: Runni
     with connected(server) as sock:
         sock.sendall(PING[:-2] + b"a: " + b"x" * 60_000 + b"\r\n\r\n")
         assert statuses(sock.recv(65536)) == [200]
-
-
-def test_a_websocket_with_headers_within_the_bound_answers(server: Running) -> None:
-    uri = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
-    with connect(uri, additional_headers={"x-long": "x" * 3000}) as socket_:
-        socket_.send("[1]")
-        assert json.loads(socket_.recv())["echo"] == [1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import websockets.sync.client
 
 from tests.support.servers import ECHO, Start, children, fault
 from tests.support.until import until
@@ -149,28 +148,6 @@ def test_the_whole_tree_below_the_front_killed_comes_back(start: Start, tmp_path
     held.unlink()
     server.ready()
     assert server.invoke("x").status_code == 200
-
-
-@pytest.mark.parametrize("is_polite", [True, False], ids=["it closes", "it vanishes"])
-def test_a_websocket_client_that_goes_away_leaves_no_work(
-    start: Start, tmp_path: Path, is_polite: bool
-) -> None:
-    server = start(WORK, SEEN=f"{tmp_path}/seen").ready()
-    gate = Gate(tmp_path / "gate")
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(server.invoke, gate.order)
-        gate.wait_until_at_work()
-        uri = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
-        with websockets.sync.client.connect(uri) as gone:
-            for _ in range(3):  # The last two wait behind the first one.
-                gone.send('"gone"')
-            until(lambda: server.metric("amphora_queue_requests") == 1)
-            if not is_polite:
-                gone.socket.shutdown(socket.SHUT_RDWR)
-        until(lambda: server.metric("amphora_queue_requests") == 0)
-        gate.open()
-        assert first.result().status_code == 200
-    assert "gone" not in server.invoke("count").json()[0]
 
 
 def test_a_client_that_goes_while_it_sends_leaves_a_line_and_no_traceback(shared: Start) -> None:

@@ -235,8 +235,6 @@ def test_lines_have_one_bound_on_their_cost(server: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"requestType": "NEW_SESSION"}, 400, "has no sessions"),
-        ({"requestType": "CLOSE"}, 400, "has no sessions"),
         ({"inputs": "x", "max_new_tokens": True}, 400, "max_new_tokens is True"),
         ({"prompt": "x", "max_tokens": 1, "max_completion_tokens": 1001}, 413, "1,001 tokens"),
         ({"prompt": "x", "max_tokens": "501", "n": "2"}, 413, "1,002 tokens"),
