@@ -88,7 +88,7 @@ PARTS = (40, 12, 25, 7)
 """Rows of each host."""
 WAYS: dict[str, dict[str, Any]] = {
     "sharded rows": {},
-    "sharded rows, FSDP2": {"mp_parameters": "partitions=2"},
+    "sharded rows, FSDP2": {"fsdp": True},
     "sharded rows, LoRA": {"lora_r": 4, "lora_alpha": 8},
 }
 

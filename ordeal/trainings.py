@@ -17,7 +17,7 @@ from typing import Any
 
 from ordeal.common import clean_environ, configure, free_port, start, tiny_model, write_reviews
 
-SHARDED = {"mp_parameters": "partitions={processes}"}
+SHARDED = {"fsdp": True}
 LORA = {"lora_r": 4, "lora_alpha": 8}
 SUMMARIES = {"task": "summarization", "max_target_length": 6}
 EMBEDDINGS = {"task": "sentence-embedding"}

@@ -20,7 +20,7 @@ from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparame
 from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
 
-_TRUE = ("true", "1", "yes")
+_TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _ALIKE = 0.85
 _OFF_BY_NONE = dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no")
 """The value that `none` stands for in some of the Trainer's fields; null and an empty text mean
@@ -41,7 +41,7 @@ _LISTS = {
 """Hyperparameters that take several values, and their separators in a text."""
 _JSON = ("class_names",)
 """Those whose text may be a JSON list, for values with commas."""
-_PAIRS = ("optim_args", "mp_parameters")
+_PAIRS = ("optim_args",)
 """Objects that are read as a text `key=value,...`."""
 _OBJECTS = (
     *("accelerator_config", "fsdp_config", "lr_scheduler_kwargs"),
@@ -222,8 +222,8 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
             off = "; 0 turns it off" if name in _OFF_AT_0 else ""
             notes.append(f"{name}={value or '(empty)'} means its default, {item.default}{off}")
         return _NOT_GIVEN
-    if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
-        return True  # a string would be parsed as a list of options
+    if name == "fsdp" and value.lower() in (*_TRUE, *_FALSE):
+        return value.lower() in _TRUE  # a string would be parsed as a list of options
     structured = _structured(name, value)
     if not isinstance(structured, str):
         return structured

@@ -68,11 +68,15 @@ _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
     "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
 """Names whose values are translated, too."""
-REWRITTEN = frozenset({*_SHARES, *_VALUES})
+_SHARDING = "mp_parameters"
+"""SageMaker's model parallelism, whose own parameters are not used."""
+REWRITTEN = frozenset({*_SHARES, *_VALUES, _SHARDING})
 
 
 def rewritten(name: str, value: str) -> tuple[str, str] | str:
     """Translate a name in `REWRITTEN` and its value; return a remedy for other values."""
+    if name == _SHARDING:
+        return "fsdp", "False" if value == "{}" else "True"
     if name in _SHARES:
         try:
             is_share = 0 <= float(value) < 1

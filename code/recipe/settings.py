@@ -78,11 +78,6 @@ class JobSettings:
     )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", valid=NOT_BELOW_0)
     compile: bool = option(False, "Compile the model with torch.compile.")
-    mp_parameters: str | None = option(
-        None,
-        "SageMaker model parallelism. If set, several processes shard the model (FSDP2).",
-        effect=Effect.NONE,
-    )
     packing: bool | None = option(
         None,
         "Pack several texts into one row instead of padding them. Default: if the model "

@@ -46,7 +46,7 @@ def check(cells: list[dict[str, Any]]) -> None:
 
 def test_there_is_one_for_each_flow() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
-        "compiler", "emotion", "hf_training", "trainium_bert", "tweets",
+        "emotion", "hf_training", "trainium_bert", "tweets",
     ]  # fmt: skip
     table = (FOLDER.parent / "README.md").read_text()
     assert all(f"`notebooks/{path.name}`" in table for path in NOTEBOOKS)

@@ -63,6 +63,7 @@ def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) ->
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor", 0.1),
         (["--torch_compile_mode", "default"], "torch_compile_mode", "default"),
         *((["--fsdp", value], "fsdp", True) for value in ("True", "TRUE", "1", "yes", "y", "t")),
+        (["--fsdp", "False"], "fsdp", False),
     ],
 )
 def test_other_training_arguments_pass_through(argv: list[str], name: str, value: object) -> None:
@@ -371,7 +372,6 @@ STRUCTURED = {
     )
     * 2,
     "optim_args": ({"betas": 0.9, "eps": 1e-08}, "betas=0.9,eps=1e-08"),
-    "mp_parameters": ({"partitions": 2}, "partitions=2"),
 }
 
 

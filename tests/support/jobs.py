@@ -29,7 +29,7 @@ BY_GRADIENT = ("--optim", "sgd", "--lr_scheduler_type", "constant", "--warmup_ra
                "--lr", str(RATE), "--max_grad_norm", "1e9")  # fmt: skip
 """A weight is moved by its gradients alone. Adam would make a step of a rounding error where a
 gradient is 0 (the biases of keys)."""
-SHARDED = ("--mp_parameters", "partitions=2")
+SHARDED = ("--fsdp", "True")
 QUICK = WITHOUT_REPORT
 
 

@@ -29,7 +29,7 @@ def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
         )
     if is_sharded:
         raise HyperparameterError(
-            f"{_REFUSED} the model is to be sharded (fsdp, mp_parameters): 4-bit weights need "
+            f"{_REFUSED} the model is to be sharded (fsdp): 4-bit weights need "
             "their scales and cannot be sharded.",
             "Leave one of them out. In 4 bits each GPU has the whole model, 0.52 bytes a parameter "
             "(4.2 GB of 8 billion, 36 GB of 70 billion).",

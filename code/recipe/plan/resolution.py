@@ -144,27 +144,14 @@ def _host(
     if is_job:
         device.join(chosen.kind, environ)
     passed = hyperparameters.passed
-    shared = distribution.choose(
-        hyperparameters.mp_parameters,
-        hyperparameters.compile,
-        passed.get("torch_compile_backend"),
-        world,
-        environ,
-    )
-    if passed.get("fsdp") and world.processes == 1:
-        # The Trainer would refuse it.
-        passed = {name: value for name, value in passed.items() if not name.startswith("fsdp")}
-        hyperparameters = dataclasses.replace(hyperparameters, passed=passed)
-        note = "fsdp has no effect with one process"
-        shared = dataclasses.replace(shared, notes=(*shared.notes, note))
-    is_sharded = bool(passed.get("fsdp") or shared.arguments.get("fsdp"))
+    shared = distribution.choose(passed, hyperparameters.compile, world)
+    is_sharded = bool({**passed, **shared.arguments}.get("fsdp"))
     if hyperparameters.load_in_4bit:
         is_compiled = hyperparameters.compile or bool(passed.get("torch_compile"))
         quantized.check(chosen, is_sharded, is_compiled)
     # Outside the job there is no process group, on which only these arguments depend.
-    arguments = trainer_arguments.make(
-        hyperparameters, folders, chosen, shared if is_job else Distribution()
-    )
+    usable = shared if is_job else Distribution(arguments={"fsdp": False})
+    arguments = trainer_arguments.make(hyperparameters, folders, chosen, usable)
     if is_job:
         device.settle_on_gpu(arguments.device, os.environ)
         device.check_world(arguments.device, chosen.processes)

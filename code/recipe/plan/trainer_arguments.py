@@ -81,8 +81,8 @@ def make(
         "metric_for_best_model": "loss" if stops_early else None,
         "greater_is_better": is_greater_better,
         "disable_tqdm": not has_terminal(),
-        **shared.arguments,
         **hyperparameters.passed,
+        **shared.arguments,
         "report_to": tracking.names(hyperparameters.passed.get("report_to")),
     }
     _check_best(values, stops_early)

@@ -1,12 +1,8 @@
-"""Translate SageMaker's requests for sharding, compilation and smddp into Trainer arguments."""
+"""Decide whether weights are sharded over the processes (FSDP2), and compiled."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
-import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,116 +19,51 @@ from recipe.errors import HyperparameterError
 from recipe.runtime import sharded
 from recipe.runtime.device import Device, kind_of
 
-_SMDDP = "sagemaker_distributed_dataparallel_enabled"
-_COMPILER = "sagemaker_training_compiler_enabled"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
     """How the processes of a job share the work, beyond plain DDP."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Values for transformers.TrainingArguments."""
+    """Values for transformers.TrainingArguments, in place of the user's."""
     notes: tuple[str, ...] = ()
     """One log line for each request."""
 
 
-def choose(
-    mp_parameters: str | None,
-    is_compiled: bool,
-    compiler: str | None,
-    chosen: Device,
-    environ: Mapping[str, str],
-) -> Distribution:
-    """Choose the arguments that the hyperparameters and SM_FRAMEWORK_PARAMS request. Raise
-    HyperparameterError if mp_parameters is neither `key=value,...` nor a JSON object, or the device
-    does not support the combination."""
+def choose(passed: Mapping[str, Any], is_compiled: bool, chosen: Device) -> Distribution:
+    """Choose the arguments for the user's `fsdp`, among those `passed` to the Trainer, and
+    `compile`. Raise HyperparameterError if the device does not support both together."""
     kind = kind_of(chosen.kind)
-    framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
-    smddp: _Part = {}, ""
-    if _is_true(framework.get(_SMDDP)) and chosen.processes > 1:
-        described = "smdistributed dataparallel: torch DDP with the"
-        names = ("smdistributed", "smdistributed.dataparallel")
-        if chosen.kind == "cuda" and all(map(importlib.util.find_spec, names)):
-            smddp = {"ddp_backend": "smddp"}, f"{described} smddp backend"
-        else:
-            smddp = {}, f"{described} {kind.backend} backend, since smddp is not installed"
-    sharding = _sharding(mp_parameters, chosen)
-    by_compiler = _is_true(framework.get(_COMPILER))
-    compilation = _compilation(is_compiled, by_compiler, compiler, chosen, environ)
-    if sharding[0] and compilation[0] and not kind.compiles_shards:
-        raise HyperparameterError(
-            "mp_parameters requests sharded weights (FSDP2), and compile torch.compile: "
-            "TorchNeuron supports both only with SimpleFSDP.",
-            "Leave out compile, or mp_parameters.",
+    arguments: dict[str, Any] = {}
+    notes: list[str] = []
+    if passed.get("fsdp") and chosen.processes == 1:
+        arguments["fsdp"] = False  # the Trainer would refuse it
+        notes.append("fsdp has no effect with one process")
+    elif passed.get("fsdp") and not kind.shards:
+        arguments["fsdp"] = False
+        notes.append("fsdp has no effect on torch-xla: no weights are sharded")
+    elif passed.get("fsdp"):
+        config = passed.get("fsdp_config") or {}
+        if isinstance(config, Mapping):  # else a file
+            arguments["fsdp_config"] = {"version": 2, **config}
+        notes.append(
+            f"weights, gradients and optimizer are sharded over {chosen.processes} processes "
+            "(FSDP2)"
         )
-    parts = (sharding, compilation, smddp)
-    return Distribution(
-        arguments={key: value for added, _ in parts for key, value in added.items()},
-        notes=tuple(note for _, note in parts if note),
-    )
-
-
-_Part = tuple[dict[str, Any], str]
-"""Arguments of the Trainer, and a line for the log."""
-
-
-def _is_true(value: object) -> bool:
-    return str(value).lower() in ("true", "1")
-
-
-def _sharding(requested: str | None, chosen: Device) -> _Part:
-    text = (requested or "").strip()
-    # As SageMaker writes it in argv, or a JSON object.
-    names = re.findall(r"(\w+)=", text)
-    try:
-        if text.startswith("{"):
-            names = list(json.loads(text))
-        elif text and not names:
-            raise ValueError
-    except ValueError as error:
-        raise HyperparameterError(
-            f"Hyperparameter mp_parameters has value {text!r}.", "Give a=1,b=2 or a JSON object."
-        ) from error
-    if not names:
-        return {}, ""
-    described = f"mp_parameters ({', '.join(names)})"
-    if chosen.processes == 1:
-        return {}, f"{described} has no effect with one process"
-    if not kind_of(chosen.kind).shards:
-        return {}, f"{described} has no effect on torch-xla: no weights are sharded"
-    return {"fsdp": True, "fsdp_config": {"version": 2}}, (
-        f"{described}: weights, gradients and optimizer are sharded over {chosen.processes} "
-        "processes (FSDP2); the parameters themselves are not used"
-    )
-
-
-def _compilation(
-    by_hyperparameter: bool,
-    by_training_compiler: bool,
-    requested: str | None,
-    chosen: Device,
-    environ: Mapping[str, str],
-) -> _Part:
-    if not by_hyperparameter and not by_training_compiler:
-        return {}, ""
-    compiler = kind_of(chosen.kind).compiler
-    if compiler is None:
-        return {}, "torch.compile is off: torch-xla compiles without it"
-    why = "SageMaker Training Compiler" if by_training_compiler else "compile"
-    backend = requested or compiler
-    if chosen.kind == "cpu" and backend == "inductor" and not by_hyperparameter:
-        # Measured: a step takes 1.4 times as long.
-        notice = f"torch.compile is off, although {why} is set: it is slower on a CPU"
-        return {}, f"{notice}; compile=True turns it on"
-    cxx = environ.get("CXX") or "g++"
-    if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
-        return {}, f"torch.compile is off, although {why} is set: it needs {cxx} on a CPU"
-    notice = f"torch.compile is on: {why} is set; batch size and learning rate do not change"
-    compiled: dict[str, Any] = {"torch_compile": True}
-    if compiler != "inductor":  # the default of transformers
-        compiled["torch_compile_backend"] = compiler
-    return compiled, notice
+        if is_compiled and not kind.compiles_shards:
+            raise HyperparameterError(
+                "fsdp requests sharded weights (FSDP2), and compile torch.compile: TorchNeuron "
+                "supports both only with SimpleFSDP.",
+                "Leave out one of them.",
+            )
+    if is_compiled and kind.compiler is None:
+        notes.append("torch.compile is off: torch-xla compiles without it")
+    elif is_compiled:
+        arguments["torch_compile"] = True
+        if kind.compiler != "inductor":  # the default of transformers
+            arguments["torch_compile_backend"] = passed.get("torch_compile_backend", kind.compiler)
+        notes.append("torch.compile is on; batch size and learning rate do not change")
+    return Distribution(arguments=arguments, notes=tuple(notes))
 
 
 def shard(trainer: Trainer) -> None:

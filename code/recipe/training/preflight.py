@@ -51,7 +51,7 @@ def inspect(
     try:
         hyperparameters = arguments.parse(argv, folders)
         # Without RANK and WORLD_SIZE: the job's processes are not there.
-        named = ("SM_NUM_GPUS", "SM_HOSTS", "CUDA_VISIBLE_DEVICES", "SM_FRAMEWORK_PARAMS", "CXX",
+        named = ("SM_NUM_GPUS", "SM_HOSTS", "CUDA_VISIBLE_DEVICES",
                  "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
         plan = resolution.resolve(hyperparameters, folders, environ, table, processes)

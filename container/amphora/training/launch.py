@@ -29,8 +29,7 @@ TORCH_KEYS = {
     "sagemaker_torch_distributed_enabled": "",
     "sagemaker_pytorch_ddp_enabled": "pytorchddp is run by torchrun, as torch's own DDP",
     "sagemaker_distributed_dataparallel_enabled": (
-        "smdistributed dataparallel is run by torchrun: torch's own DDP,"
-        " with the smddp backend where it is installed"
+        "smdistributed dataparallel is run by torchrun, as torch's own DDP"
     ),
 }
 """Hyperparameters that start torchrun, with a note if they request another library."""

@@ -36,7 +36,7 @@ def plan_of(
 
 
 def test_doctor_plans_for_more_processes_than_its_own(tmp_path: Path, tiny_model: Path) -> None:
-    arguments = ["--mp_parameters", "partitions=2"]
+    arguments = ["--fsdp", "True"]
     alone, _ = plan_of(tmp_path, tiny_model, 1, *arguments)
     plan, rows = plan_of(tmp_path, tiny_model, 2, *arguments)
     assert not alone.is_sharded and plan.is_sharded

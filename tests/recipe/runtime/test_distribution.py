@@ -1,10 +1,8 @@
-"""SageMaker's requests for sharding, compilation and smddp, and the hub's token."""
+"""Requests for sharding and compilation, and the hub's token."""
 
 import hashlib
-import json
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError, ModelError
-from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
@@ -21,20 +18,14 @@ from tests.support import http_server
 from tests.support.jobs import QUICK, Job, write
 from tests.support.words import reviews, write_reviews
 
-COMPILER = {
-    "sagemaker_training_compiler_enabled": True,
-    "sagemaker_training_compiler_debug_mode": False,
-}
-SMDDP = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distributed_dataparallel_enabled":true}'}
-
 
 def device(processes: int, kind: str = "cpu") -> Device:
     return Device(kind=kind, bf16=False, reason="", processes=processes, threads=None)
 
 
-def choose(given: Hyperparameters, on: Device, environ: dict[str, str]) -> Distribution:
-    backend = given.passed.get("torch_compile_backend")
-    return distribution.choose(given.mp_parameters, given.compile, backend, on, environ)
+def choose(on: Device, *argv: str) -> Distribution:
+    given = parse(argv)
+    return distribution.choose(given.passed, given.compile, on)
 
 
 def write_data(folder: Path, count: int) -> dict[str, Path]:
@@ -43,14 +34,25 @@ def write_data(folder: Path, count: int) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
-def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
-    hyperparameters = parse(["--mp_parameters", written])
-    chosen = choose(hyperparameters, device(2), {})
-    assert chosen.arguments == {"fsdp": True, "fsdp_config": {"version": 2}}
-    alone = choose(hyperparameters, device(1), {})
-    assert alone.arguments == {}
-    assert alone.notes == ("mp_parameters (partitions, ddp) has no effect with one process",)
+@pytest.mark.parametrize(
+    "argv",
+    [("--mp_parameters", "partitions=2,ddp=True"), ("--mp_parameters", '{"partitions": 2}'),
+     ("--fsdp", "True"), ("--fsdp", "full_shard")],
+)  # fmt: skip
+def test_sharding_is_by_fsdp2(argv: tuple[str, str]) -> None:
+    chosen = choose(device(2), *argv)
+    assert chosen.arguments == {"fsdp_config": {"version": 2}}
+    assert chosen.notes[0].endswith("sharded over 2 processes (FSDP2)")
+    for on in (device(1), device(2, "xla")):
+        alone = choose(on, *argv)
+        assert alone.arguments == {"fsdp": False} and "fsdp has no effect" in alone.notes[0]
+
+
+@pytest.mark.parametrize(
+    "argv", [("--mp_parameters", ""), ("--mp_parameters", "{}"), ("--fsdp", "false")]
+)
+def test_nothing_is_sharded_unless_asked_for(argv: tuple[str, str]) -> None:
+    assert choose(device(2), *argv) == Distribution()
 
 
 def test_fsdp_of_one_process_shards_nothing(
@@ -62,51 +64,24 @@ def test_fsdp_of_one_process_shards_nothing(
     assert "fsdp has no effect with one process" in job.log
 
 
-@pytest.mark.parametrize("written", ["", "{}"])
-def test_empty_mp_parameters_ask_for_nothing(written: str) -> None:
-    hyperparameters = parse(["--mp_parameters", written])
-    assert choose(hyperparameters, device(2), {}) == Distribution()
-
-
-@pytest.mark.parametrize("written", ["yes", "{partitions}"])
-def test_unreadable_mp_parameters_are_named(written: str) -> None:
-    with pytest.raises(HyperparameterError, match="mp_parameters has value"):
-        choose(parse(["--mp_parameters", written]), device(2), {})
-
-
 @pytest.mark.heavy
-def test_training_compiler_keys_compile(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_model_is_compiled(tmp_path: Path, tiny_model: Path) -> None:
     channels = write_data(tmp_path / "in", 20)
-    arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--batch_size", "4"]
+    arguments = [
+        "--model_id",
+        str(tiny_model),
+        "--max_steps",
+        "2",
+        "--batch_size",
+        "4",
+        "--compile",
+    ]
     # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
     arguments += ["--torch_compile_backend", "eager"]
-    parameters = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
-    done = Job(tmp_path, channels, arguments, QUICK).finish(**parameters)
-    assert "SageMaker Training Compiler is set; batch size and learning rate" in done.log
+    done = Job(tmp_path, channels, arguments, QUICK).finish(TORCH_LOGS="dynamo")
+    assert "torch.compile is on; batch size and learning rate" in done.log
     assert "start tracing" in done.errors
     assert not [name for name in done.weights if "_orig_mod" in name]
-
-
-def test_compilation_is_off_unless_asked_for() -> None:
-    off = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_training_compiler_enabled": "false"}'}
-    assert choose(Hyperparameters(), device(1), off).arguments == {}
-    requested = choose(parse(["--compile"]), device(1, "cuda"), {})
-    assert requested.arguments == {"torch_compile": True}
-
-
-def test_training_compiler_keys_do_not_compile_where_it_does_not_pay() -> None:
-    keys = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER)}
-    on_cpu = choose(Hyperparameters(), device(1), keys)
-    assert on_cpu.arguments == {}
-    assert "it is slower on a CPU; compile=True turns it on" in on_cpu.notes[0]
-    on_gpu = choose(Hyperparameters(), device(1, "cuda"), keys)
-    assert on_gpu.arguments == {"torch_compile": True}
-
-
-def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
-    without = choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
-    assert without.arguments == {}
-    assert "needs no-such-compiler" in without.notes[0]
 
 
 @pytest.mark.heavy
@@ -130,41 +105,17 @@ def test_compiled_and_packed_trains_to_the_same_losses(
     assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
-def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
-    hyperparameters = parse(["--mp_parameters", "partitions=2", "--compile"])
-    chosen = choose(hyperparameters, device(2, "xla"), {})
-    assert chosen.arguments == {}
-    assert chosen.notes == (
-        "mp_parameters (partitions) has no effect on torch-xla: no weights are sharded",
-        "torch.compile is off: torch-xla compiles without it",
-    )
-
-
-def test_native_neuron_compiles_by_its_own_backend_and_not_what_is_sharded() -> None:
-    compiled = choose(parse(["--compile"]), device(2, "neuron"), {})
+def test_what_compiles_depends_on_the_device() -> None:
+    assert choose(device(1)) == Distribution()
+    assert choose(device(1, "cuda"), "--compile").arguments == {"torch_compile": True}
+    xla = choose(device(2, "xla"), "--compile")
+    assert xla.arguments == {}
+    assert xla.notes == ("torch.compile is off: torch-xla compiles without it",)
+    neuron = device(2, "neuron")
+    compiled = choose(neuron, "--compile")
     assert compiled.arguments == {"torch_compile": True, "torch_compile_backend": "neuron"}
-    sharded = choose(parse(["--mp_parameters", "a=2"]), device(2, "neuron"), {})
-    assert sharded.arguments["fsdp"]
     with pytest.raises(HyperparameterError, match="only with SimpleFSDP"):
-        both = parse(["--mp_parameters", "a=2", "--compile"])
-        choose(both, device(2, "neuron"), {})
-
-
-def test_smddp_is_used_where_it_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
-    assert (without.arguments, len(without.notes)) == ({}, 1)
-    assert "nccl backend" in without.notes[0]
-    package = tmp_path / "smdistributed" / "dataparallel"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    actual = choose(Hyperparameters(), device(8, "cuda"), SMDDP)
-    assert actual.arguments == {"ddp_backend": "smddp"}
-    for name in [name for name in sys.modules if name.startswith("smdistributed")]:
-        monkeypatch.delitem(sys.modules, name)
+        choose(neuron, "--fsdp", "True", "--compile")
 
 
 def test_the_token_reaches_the_hub_and_nothing_else(

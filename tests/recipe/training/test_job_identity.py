@@ -32,7 +32,7 @@ COVERED = """
     logging_nan_inf_filter logging_steps logging_strategy push_to_hub save_minutes
     save_on_each_node save_only_model save_steps save_strategy save_total_limit trackio_bucket_id
     trackio_space_id trackio_static_space_id
-    lora_save max_flips max_score_loss mp_parameters output_dir per_device_eval_batch_size price_per_hour
+    lora_save max_flips max_score_loss output_dir per_device_eval_batch_size price_per_hour
     quantize tune_thresholds
 """
 # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
@@ -115,7 +115,7 @@ def test_what_changes_the_weights_is_refused_either_way(tmp_path: Path, argv: li
         ["--output_dir", "/tmp/elsewhere"],
         ["--lora_save", "adapter"],
         ["--gradient_accumulation_steps", "2"],
-        ["--mp_parameters", "partitions=2"],
+        ["--fsdp", "True"],
     ],
 )
 def test_what_changes_no_weight_is_not(tmp_path: Path, argv: list[str]) -> None:
