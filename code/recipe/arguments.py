@@ -64,7 +64,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     to their type and stored in `passed`.
 
     Args:
-        folders: The job's folders; other trainers' arguments may name the same folders.
+        folders: The job's folders, by which output_dir is judged.
 
     Raises:
         HyperparameterError: Lists all unknown keys, keys with two values, and invalid values.
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
     peft_arguments: list[str] = []
     for written, text in _pairs(argv):
         try:
-            name, value = _translated(written, text, notes, folders)
+            name, value = _translated(written, text, notes)
             converted = _convert(name, value, notes) if name else _NOT_GIVEN
         except HyperparameterError as error:
             problems.append(str(error))
@@ -158,9 +158,7 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def _translated(
-    written: str, value: str, notes: list[str], folders: Folders | None
-) -> tuple[str, str]:
+def _translated(written: str, value: str, notes: list[str]) -> tuple[str, str]:
     """Return this recipe's name and value for an argument; an empty name if it has no effect.
 
     Raises:
@@ -182,14 +180,7 @@ def _translated(
             raise HyperparameterError(f"{what} cannot be used.", rewritten)
         return rewritten
     if name in foreign_names.KNOWN:
-        note, remedy = foreign_names.note_and_remedy(
-            name,
-            value,
-            folders.channels if folders else {},
-            {"SM_MODEL_DIR": folders.model_dir, "SM_OUTPUT_DATA_DIR": folders.output_data_dir}
-            if folders
-            else {},
-        )
+        note, remedy = foreign_names.note_and_remedy(name, value)
         if remedy:
             raise HyperparameterError(f"{what} is not a hyperparameter of this recipe.", remedy)
         notes.append(note)

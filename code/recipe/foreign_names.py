@@ -4,14 +4,13 @@ The names come from transformers' example scripts (run_glue.py, run_clm.py, run_
 releases of TrainingArguments, TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit, SageMaker JumpStart,
 and notebooks of Hugging Face and AWS. There are three kinds: names with an equivalent in this
 recipe (`RENAMED`, `REWRITTEN`); names that have no effect for some or all values, which is logged
-(`LEFTOVERS`, `DATA_FOLDERS`); and names that are refused with advice (`ADVICE`).
+(`LEFTOVERS`); and names that are refused with advice (`ADVICE`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 
 def _rows(table: str) -> Iterator[list[str]]:
@@ -90,7 +89,6 @@ def rewritten(name: str, value: str) -> tuple[str, str] | str:
 
 
 _WORDS: Mapping[str, tuple[str, ...]] = {"on": _TRUE, "off": (*_FALSE, "-1", "off")}
-_BY_CHANNELS = "Data comes in channels: give the file in a channel called {}, and leave this out."
 LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
     name: (
         None
@@ -117,7 +115,6 @@ use_fast_tokenizer use_fast tokenizer_use_fast | on | the model's tokenizer is u
   only fast tokenizers are used.
 ignore_mismatched_sizes | any | a head that does not fit the labels is newly initialised
 ignore_pad_token_for_loss | on | padding is never learned | Leave it out.
-resize_position_embeddings | off | positions are the model's | Leave it out.
 line_by_line | any | sample_by sets the unit of .txt files, and several texts are packed into one
   row
 mlm | on | the task implies it | Give task=masked-lm, or task=causal-lm.
@@ -134,15 +131,9 @@ use_flash_attention_2 flash_attention flash_attn xformers_attention sdp_attentio
   is chosen by what the device and the packing need
 use_peft peft use_lora peft_type adapter | off | all weights are trained | Give lora_r, the rank of
   LoRA's adapters.
-train_only_top_layer | off | all weights are trained | Leave it out: all weights are trained, or
-  LoRA's with lora_r.
-reinitialize_top_layer | on auto | a head that does not fit the labels is newly initialised | Leave
-  it out: a head that fits the labels is kept, any other is newly initialised.
-train_from_scratch | off | training starts from the model's weights | Leave it out.
 instruction_tuned | off | the columns determine what is learned | Give task=causal-lm and a channel
   with columns prompt and completion.
 padding_free | any | several texts are packed into one row
-truncation_mode | keep_start | long texts are truncated at their end | Leave it out.
 chat_dataset | off | the columns determine what is learned | Give task=causal-lm and a channel with
   a column messages.
 enable_fsdp | off | weights are not sharded | Give fsdp=True.
@@ -151,11 +142,7 @@ validation_split_ratio val_set_size val_size test_split_size | 0.1 | a tenth of 
   data in a channel called test.
 add_eos_token | on | the end token follows each text | Leave it out.
 local_rank | any | torchrun sets the rank
-tpu_num_cores | any | there is no TPU
-past_index | off | no state is kept between batches | Leave it out.
 fp16_opt_level half_precision_backend fp16_backend | any | torch's own mixed precision is used
-jit_mode_eval | off | compile=True compiles the model | Give compile=True.
-use_ipex | off | torch's own kernels are used | Leave it out.
 save_steps_to_hub | off | nothing is pushed | Leave it out.
 project_name | any | SageMaker stores the model with the job
 train_split train_split_name dataset_train_split | train | channels and files name the splits | Data
@@ -183,7 +170,7 @@ null_score_diff_threshold | 0 0.0 | it is the value of evaluations | Leave it ou
 lora_target_linear | on | all linear layers are adapted | Give lora_target_modules.
 lora_task_type | any | the task implies it
 use_bnb_nested_quant double_quantization | on | scales are quantized
-bnb_4bit_quant_type quantization_type | nf4 | weights are NF4
+bnb_4bit_quant_type | nf4 | weights are NF4
 auto_resume_from_checkpoints | on | a stopped job resumes automatically | Give
   resume_from_checkpoint=False.
 """)
@@ -191,33 +178,34 @@ auto_resume_from_checkpoints | on | a stopped job resumes automatically | Give
 """Values without effect (None: all), the note about them, and the remedy for other values."""
 
 ADVICE: Mapping[str, str] = {name: advice[0] for name, *advice in _rows("""
-dataset_name dataset datasets test_datasets eval_dataset pretraining_dataset data_files
-  tokenized_path | Data comes in channels: save the data set (to_parquet, save_to_disk) to S3 and
-  give that prefix as the channel called train, evaluation data as the channel called test.
+dataset_path data_path data_dir dataset_dir input_dir data train_dir training_dir train_path
+  train_data_dir train_file train_data_file training_file | Data comes in channels: give the file in
+  a channel called train, and leave this out.
+test_dir eval_dir validation_dir val_dir test_path valid_dir validation_file test_file eval_file
+  eval_data_file | Data comes in channels: give the file in a channel called test, and leave this
+  out.
+model_dir model_output_dir output_data_dir | Leave it out: SageMaker names the folders of results.
+dataset_name dataset datasets eval_dataset data_files | Data comes in channels: save the data set
+  (to_parquet, save_to_disk) to S3 and give that prefix as the channel called train, evaluation data
+  as the channel called test.
 task_name | The data determines the task: give GLUE's files as channels train and test.
 tokenizer_name | Leave it out: the model's tokenizer is used.
 config_name | Leave it out: the configuration is the model's.
-config_overrides model_init_kwargs rope_scaling overrides_of_model_config | Change config.json in
-  the channel called model.
+model_init_kwargs rope_scaling | Change config.json in the channel called model.
 model_type | Give the model itself by model_name_or_path.
 attn_implementation eager_attention flex_attention | Leave it out: it is chosen by what the device
   and the packing need.
 block_size | Give max_length: texts are split at that many tokens, and the pieces packed.
-model_max_length chunk_size | Give max_length.
-log_interval log_interval_steps | Give logging_steps: a share of all steps below 1, steps from 1.
-evaluate_during_training | Give eval_strategy: no, steps or epoch.
-max_train_samples max_eval_samples max_val_samples max_test_samples max_predict_samples max_samples
-  | Give a channel with as many rows as you want to use.
+model_max_length | Give max_length.
+log_interval | Give logging_steps: a share of all steps below 1, steps from 1.
+max_train_samples max_eval_samples max_val_samples max_predict_samples max_samples | Give a channel
+  with as many rows as you want to use.
 validation_split_percentage | Leave it out (a tenth is held out), or give evaluation data in a
   channel called test.
 metric_name metric | Give metric_for_best_model: all metrics of the task are computed.
-shuffle_seed | Give seed, or data_seed for the order of the texts alone.
-train_data_split_seed | Give seed, which determines the held-out rows.
+shuffle_seed train_data_split_seed | Give seed.
 text_column_names | Give text_column: one column, or a,b for a pair of texts.
 checkpoints checkpoint_dir checkpoint_path | Give output_dir, or leave it out: /opt/ml/checkpoints.
-text_column_delimiter | Put the texts together in the data, or name columns of a pair.
-remove_columns | Leave it out: columns that are not named are not used.
-remove_splits | Take the files out of the channel.
 lang | Give source_lang and target_lang.
 forced_bos_token | Give target_lang.
 keep_linebreaks | Give sample_by: line, paragraph or document.
@@ -225,131 +213,65 @@ labels label_list | Leave it out: the labels are found in the data; class_names 
 num_classes | Give num_labels, or leave it out: the labels are found in the data.
 num_iterations head_learning_rate body_learning_rate end_to_end | This recipe trains the whole
   classifier; SetFit's contrastive phase is not supported.
-l2_weight | Give weight_decay.
 use_amp | Give bf16=True or fp16=True.
-backend dist_backend | Leave it out, or give ddp_backend.
-world_size | The instances and their devices determine the number of processes.
-nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
-username repo_id | Leave it out: nothing is pushed to the hub.
+world_size nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
 chat_template | Put it into the tokenizer_config.json of the model.
 trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates
   nor resumes, needs your own script (docs/TRAINIUM.md).
-disable_gradient_checkpointing | Give gradient_checkpointing.
 max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
   end.
 stride | Leave it out: a text is cut at max_length.
 mini_batch_size | Give gradient_checkpointing=True, or a lower per_device_train_batch_size.
-freeze_embeddings | Leave it out: all weights are trained, or LoRA's with lora_r.
 dropout | Change the model's config.json; lora_dropout is that of LoRA.
-momentum | Give adam_beta1, or optim and optim_args.
-eos_token pad_token bos_token unk_token additional_special_tokens special_tokens tokens add_tokens
-  add_special_tokens new_special_tokens_config resize_vocab tokenizer_config tokenizer_type
-  chat_template_path chat_template_jinja template | Leave it out: it is the tokenizer's own
-  (tokenizer_config.json in the channel called model).
-chosen_column rejected_column rejected_text_column beta dpo_beta rl_beta pref_beta loss_type
-  dpo_loss_type pref_loss dpo_label_smoothing precompute_ref_log_probs precompute_ref_batch_size
-  disable_dropout f_divergence_type reference_free sync_ref_model use_weighting ref_model model_ref
-  rpo_alpha loss_weights num_generations reward_model reward_funcs reward_weights
-  generation_batch_size steps_per_generation scale_rewards epsilon epsilon_high use_vllm vllm_mode
-  desirable_weight undesirable_weight ppo_epochs center_rewards_coefficient
-  mask_truncated_completions temperature top_p top_k min_p repetition_penalty
-  importance_sampling_level | The recipe does not train by DPO, GRPO, PPO or KTO, nor reward models:
-  use a script of TRL, such as examples/post_training/dpo.py.
+eos_token pad_token special_tokens tokens tokenizer_type chat_template_path template | Leave it out:
+  it is the tokenizer's own (tokenizer_config.json in the channel called model).
+chosen_column rejected_column rejected_text_column beta dpo_beta pref_beta loss_type pref_loss
+  ref_model model_ref num_generations reward_model reward_funcs use_vllm | The recipe does not train
+  by DPO, GRPO, PPO or KTO, nor reward models: use a script of TRL, such as
+  examples/post_training/dpo.py.
 stage rl | Give task=causal-lm (sft, pt); for others (dpo) use a script of TRL, such as
   examples/post_training/dpo.py.
-use_dora use_rslora peft_use_dora peft_use_rslora use_galore use_badam use_apollo use_llama_pro
-  use_unsloth relora loraplus_lr_ratio loraplus_lr_embedding lora_modules_to_save additional_target
-  lora_target_parameters freeze_trainable_layers unfrozen_parameters lisa_n_layers embedding_lr
-  adam_beta3 adam_epsilon2 | Leave it out: all weights are trained, or LoRA's with lora_r; for
-  others use your own script (docs/TRAINING.md).
-lora_model_dir adapter_name_or_path | Merge the adapter into its model, and give that as the channel
+use_dora use_rslora use_galore use_unsloth loraplus_lr_ratio lora_modules_to_save
+  freeze_trainable_layers unfrozen_parameters | Leave it out: all weights are trained, or LoRA's
+  with lora_r; for others use your own script (docs/TRAINING.md).
+adapter_name_or_path | Merge the adapter into its model, and give that as the channel
   called model.
-quantization_bit qlora_sharded_model_loading | Give load_in_4bit=True with lora_r and
+quantization_bit | Give load_in_4bit=True with lora_r and
   lora_save=adapter.
 pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16=True computes in
   bfloat16.
-wandb_project wandb_entity wandb_name wandb_mode use_wandb use_mlflow use_tensorboard use_comet
-  use_swanlab use_trackio | Give report_to, such as mlflow, tensorboard or wandb.
+wandb_project use_wandb use_mlflow use_tensorboard | Give report_to, such as mlflow, tensorboard or
+  wandb.
 saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
-profile_steps profiler_steps profiler_steps_start enable_torch_profiler | Leave it out: your own
-  script can record its steps by torch.profiler.
-eval_packing eval_sample_packing | Leave it out: packing holds for evaluation, too.
-packing_strategy | Leave it out: whole texts are packed.
+eval_packing eval_sample_packing packing_strategy | Leave it out, or give packing.
 lora_target | Give lora_target_modules: all-linear, or names with commas.
-mask_history roles_to_train train_on_eos train_on_eot | Give train: False on the turns of messages
+mask_history roles_to_train | Give train: False on the turns of messages
   that are not learned.
 pooling pooling_mode | Give the folder of a sentence-transformers model whose pooling is the one you
   want; an encoder is pooled by the mean.
-fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap auto_wrap_policy
-  fsdp_auto_wrap_policy fsdp_min_num_params | Give fsdp=True: each layer of the model is sharded.
-context_parallel_size cp_size sequence_parallel_size ulysses_degree | A text is not split between
+fsdp_transformer_layer_cls_to_wrap | Give fsdp=True: each layer of the model is sharded.
+context_parallel_size sequence_parallel_size | A text is not split between
   GPUs: give a lower max_length or gradient_checkpointing=True, or your own script with accelerate's
   ParallelismConfig.
-activation_offloading layer_offloading selective_checkpointing | Give gradient_checkpointing=True.
-streaming streaming_rows streaming_files dataset_streaming streaming_multipack_buffer_size | Leave
-  it out: tokens are made before the first step, once for a host, and mapped from its disk. Larger
-  data needs your own script, with datasets' IterableDataset (load_dataset(streaming=True)).
-ms_hub_token om_hub_token | Only the Hugging Face hub is supported: give hf_token.
-default_system default_system_message dataset_kwargs chat_template_kwargs tool_format
-  enable_thinking | Leave it out: only the messages of the data are learned.
+activation_offloading | Give gradient_checkpointing=True.
+streaming dataset_streaming | Leave it out: tokens are made before the first step, once for a host,
+  and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset
+  (load_dataset(streaming=True)).
+default_system dataset_kwargs chat_template_kwargs enable_thinking | Leave it out: only the messages
+  of the data are learned.
 """)}  # fmt: skip
 """Names that are refused, and what to do instead."""
 
-_TRAIN, _OTHER = ("train", "training"), ("test", "testing", "validation", "eval", "valid", "dev")
-DATA_FOLDERS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("dataset_path", "data_path", "data_dir", "dataset_dir", "input_dir", "data"), ()
-    ),
-    **dict.fromkeys(("train_dir", "training_dir", "train_path", "train_data_dir"), _TRAIN),
-    **dict.fromkeys(
-        ("test_dir", "eval_dir", "validation_dir", "val_dir", "test_path", "valid_dir"), _OTHER
-    ),
-    **dict.fromkeys(("train_file", "train_data_file", "training_file"), _TRAIN),
-    **dict.fromkeys(("validation_file", "test_file", "eval_file", "eval_data_file"), _OTHER),
-}
-"""Names of data folders, and the channels that they may mean (none: all)."""
-OUTPUTS: Mapping[str, str] = {
-    "model_dir": "SM_MODEL_DIR",
-    "model_output_dir": "SM_MODEL_DIR",
-    "output_data_dir": "SM_OUTPUT_DATA_DIR",
-}
-"""Names of output folders, and the variables that set them here."""
-
-KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE, *DATA_FOLDERS, *OUTPUTS})
+KNOWN = frozenset({*RENAMED, *REWRITTEN, *LEFTOVERS, *ADVICE})
 
 
-def note_and_remedy(
-    name: str, value: str, channels: Mapping[str, Path], outputs: Mapping[str, Path]
-) -> tuple[str, str]:
-    """Return a note for a name without effect, or the remedy for a refused one; else "".
-
-    Args:
-        name: A name of `LEFTOVERS`, `ADVICE`, `DATA_FOLDERS` or `OUTPUTS`.
-        outputs: The folders that the variables in `OUTPUTS` name.
-    """
+def note_and_remedy(name: str, value: str) -> tuple[str, str]:
+    """Return a note for a name of `LEFTOVERS` or `ADVICE` that has no effect, or the remedy for a
+    refused one; else ""."""
     if value.lower() in UNSET:
         return f"{name} has no value", ""
     if name in ADVICE:
         return "", ADVICE[name]
-    if name in DATA_FOLDERS:
-        path, meant = Path(value), DATA_FOLDERS[name]
-        # A single channel holds training data, whatever its name.
-        are_all = not meant or (len(channels) == 1 and meant is _TRAIN)
-        fitting = [folder for key, folder in channels.items() if are_all or key.lower() in meant]
-        is_read = path in fitting or {folder.parent for folder in fitting} == {path}
-        if name.endswith("file"):
-            # The channel must have no other file.
-            holding = next((folder for folder in fitting if folder in path.parents), None)
-            files = [file for file in holding.rglob("*") if file.is_file()] if holding else []
-            is_read = [file for file in files if not file.name.startswith((".", "_"))] == [path]
-        if is_read:
-            return f"{name} is the folder of a channel", ""
-        return "", _BY_CHANNELS.format(next(iter(meant), "train"))
-    if name in OUTPUTS:
-        variable = OUTPUTS[name]
-        if outputs.get(variable) == Path(value):
-            return f"{name} is the folder of the results", ""
-        return "", f"Leave it out: the variable {variable} sets the folder of the results."
     values, line, remedy = LEFTOVERS[name]
     if values is None or value.lower() in values:
         return f"{name}={value} has no effect: {line}", ""

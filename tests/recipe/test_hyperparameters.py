@@ -9,7 +9,6 @@ from amphora.contract import job, sm_variables
 from recipe import arguments, foreign_names, paths
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import FIELDS, GROUPS, REFUSED
-from recipe.paths import Folders
 from recipe.plan import trainer_arguments
 from recipe.runtime import device
 from recipe.runtime.distribution import Distribution
@@ -108,6 +107,7 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--dataset_name", "imdb"], ["dataset_name", "'imdb'", "channel called train"]),
         (["--train_file", "/data/train.csv"], ["train_file", "channel called train"]),
         (["--dataset_path", "/data"], ["dataset_path", "channel called train"]),
+        (["--model_dir", "/opt/ml/model"], ["model_dir", "Leave it out"]),
         (["--log_interval", "10"], ["log_interval", "logging_steps"]),
         (["--tokenizer_name", "a/b"], ["tokenizer_name", "Leave it out"]),
         (["--checkpoints", "5"], ["checkpoints", "'5'", "/opt/ml/checkpoints"]),
@@ -174,7 +174,6 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
         ("stage", "sft", "task=causal-lm"),
         ("quantization_bit", "4", "load_in_4bit=True"),
         ("val_size", "0.1", ""),
-        ("ms_hub_token", "x", "hf_token"),
         # sentence-transformers
         ("pooling", "cls", "pooling is the one you want"),
         # in none of the tables
@@ -282,50 +281,6 @@ def test_what_lacks_its_counterpart_is_a_line(argv: str, note: str) -> None:
     notes = arguments.parse(argv.split()).notes
     assert len(notes) == bool(note)
     assert "".join(notes).startswith(note)
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Folders:
-    for name in ("train", "test"):
-        folder = tmp_path / "input" / "data" / name
-        folder.mkdir(parents=True)
-        (folder / f"{name}.csv").touch()
-        (folder / "_SUCCESS").touch()
-    return paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "is_the_jobs"),
-    [
-        ("dataset_path", "input/data/train", True),
-        ("test_dir", "input/data/test", True),
-        ("train_file", "input/data/train/train.csv", True),
-        ("model_dir", "model", True),
-        ("output_data_dir", "output/data", True),
-        ("training_dir", "input/data/test", False),
-        ("train_file", "input/data/test/test.csv", False),
-        ("train_file", "input/data/train/other.csv", False),
-        ("dataset_path", "input", False),
-        ("model_dir", "elsewhere", False),
-    ],
-)
-def test_a_folder_that_the_job_has_anyway_is_a_line_and_another_is_refused(
-    where: Folders, tmp_path: Path, name: str, path: str, is_the_jobs: bool
-) -> None:
-    argv = [f"--{name}", str(tmp_path / path)]
-    if is_the_jobs:
-        (note,) = arguments.parse(argv, where).notes
-        assert note.startswith(name)
-        return
-    with pytest.raises(HyperparameterError, match=name):
-        arguments.parse(argv, where)
-
-
-def test_one_file_of_several_is_refused_as_all_would_be_read(where: Folders) -> None:
-    folder = where.channels["train"]
-    (folder / "more.csv").touch()
-    with pytest.raises(HyperparameterError, match="train_file"):
-        arguments.parse(["--train_file", str(folder / "train.csv")], where)
 
 
 def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
