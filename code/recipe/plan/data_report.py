@@ -1,7 +1,7 @@
 """Report properties of a job's rows before it trains: classes, empty and repeated rows, rows in
 both training and evaluation data (leaks), equal rows with different labels, and lengths.
 
-Rows are compared by a hash of 64 bits of each, computed on Arrow's buffers without copies.
+Rows are compared by a hash of 64 bits of each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from datasets import Dataset
 
 from recipe.data import classification, values
 from recipe.data.column_names import LABEL, TAGS
-from recipe.data.files.part import is_binary, is_list, is_string
+from recipe.data.files.part import is_list, is_string
 from recipe.data.labels import NUMBER, Labels
 from recipe.reports.section import Section
 from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_splits
@@ -191,39 +190,18 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
 
 def _chained(column: pa.Array, seeds: Hashes) -> Hashes:
     """Return the hash of each cell, with the hash of the row's former cells as seed."""
-    bounds = np.arange(len(column) + 1)
-    is_nested = is_list(column.type)
-    while is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
-        bounds = column.offsets.to_numpy()[bounds]
-        column = column.values
-    kind = column.type
-    is_fixed = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
-    if not (is_string(kind) or is_binary(kind) or is_fixed):
-        cells = ((column[a:b].to_pylist(), seed) for a, b, seed in _spans(bounds, seeds))
-        return np.array([_digest(repr(cell).encode(), seed) for cell, seed in cells], np.uint64)
-    if is_fixed and not is_nested and kind.bit_width <= 64:  # faster than one object for each cell
-        bits = np.frombuffer(column.buffers()[1] or b"", f"u{kind.bit_width // 8}")
-        mixed = (bits[column.offset :][: len(column)] ^ seeds) * np.uint64(0x9E3779B97F4A7C15)
-        return np.asarray(mixed ^ (mixed >> np.uint64(29)))
-    if is_string(kind) or is_binary(kind):
-        is_large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-        offsets = np.frombuffer(column.buffers()[1] or bytes(8), np.int64 if is_large else np.int32)
-        bounds = offsets[bounds + column.offset]
-        data = column.buffers()[2]
+    cells: Iterator[bytes]
+    if is_list(column.type) and pa.types.is_primitive(column.type.value_type):
+        # Token ids: a Python object for each would be slow.
+        numbers = column.flatten().to_numpy(zero_copy_only=False)
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0)).tolist()
+        cells = (numbers[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    elif is_string(column.type):
+        cells = ((cell or "").encode() for cell in column.to_pylist())
     else:
-        bounds = (bounds + column.offset) * (kind.bit_width // 8)
-        data = column.buffers()[1]
-    view = memoryview(data or b"")
-    hashes = (_digest(view[a:b], seed) for a, b, seed in _spans(bounds, seeds))
+        cells = (repr(cell).encode() for cell in column.to_pylist())
+    hashes = map(xxhash.xxh3_64_intdigest, cells, seeds.tolist())
     return np.fromiter(hashes, np.uint64, len(seeds))
-
-
-_digest = xxhash.xxh3_64_intdigest
-
-
-def _spans(bounds: npt.NDArray[Any], seeds: Hashes) -> Iterator[tuple[int, int, int]]:
-    ends = bounds.tolist()
-    return zip(ends[:-1], ends[1:], seeds.tolist(), strict=True)
 
 
 def _shown(split: Dataset, row: int) -> str:
