@@ -1,4 +1,4 @@
-"""Disks that are full or read-only, really mounted: what was good stays, and the error says why."""
+"""Results are written whole or not at all; disks that are full or read-only, really mounted."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +12,41 @@ from recipe.storage import atomic, checkpoints
 from tests.support.jobs import Job
 from tests.support.mounts import Mount, mounted
 from tests.support.words import write_reviews
+
+
+def test_entries_arrive_replace_their_like_and_leave_others(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    (target / "code").mkdir(parents=True)
+    (target / "old").mkdir()
+    (target / "weights").write_text("old")
+    with atomic.whole_folder(target) as folder:
+        (folder / "weights").write_text("new")
+        (folder / "old").write_text("a file now")
+        assert (target / "weights").read_text() == "old"
+        assert folder.parent == target, "on the same file system, so that nothing is copied"
+    assert sorted(entry.name for entry in target.iterdir()) == ["code", "old", "weights"]
+    assert (target / "weights").read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_after_an_error_nothing_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with pytest.raises(OSError, match="disk full"), atomic.whole_folder(target) as folder:
+        (folder / "weights").write_text("half")
+        raise OSError("disk full")
+    assert list(target.iterdir()) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    left = target / ".arriving-abc"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").touch()
+    with atomic.whole_folder(target) as folder:
+        (folder / "config.json").touch()
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def kilobytes(count: int) -> torch.Tensor:
