@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,11 +38,6 @@ def check(chosen: Device, is_sharded: bool, is_compiled: bool) -> None:
             f"{_REFUSED} the model is to be compiled, which is not tested with bitsandbytes' "
             "layers.",
             "Leave compile out.",
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise HyperparameterError(
-            f"{_REFUSED} the package bitsandbytes is not installed.",
-            f"Take the image for GPUs on x86_64, which has it. {_REMEDY}",
         )
 
 

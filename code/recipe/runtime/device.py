@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +113,7 @@ def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:
 
 
 def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
-    """Check that torch uses the host's accelerators, and has kernels for its GPUs."""
+    """Check that torch uses the host's accelerators."""
     cores = environ.get("SM_NUM_NEURONS", "").strip("0")
     names_cores = bool(cores or environ.get("NEURON_RT_VISIBLE_CORES"))
     if kind == "cpu" and names_cores and not xla.is_turned_off():
@@ -134,22 +133,6 @@ def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
             "Check whether a requirements.txt has replaced the image's torch, or whether the "
             "host's driver is too old for it. To train on the CPU, set use_cpu=True.",
         )
-    built = torch.cuda.get_arch_list() if kind == "cuda" else []
-    if not built or torch.version.hip is not None:
-        return
-    major, minor = torch.cuda.get_device_capability()
-    for name in built:
-        type_name, _, number = name.rstrip("af").partition("_")
-        theirs = divmod(int(number), 10)
-        # A binary runs on GPUs of its generation, PTX (compute) on all later ones, too.
-        same = type_name == "compute" or theirs[0] == major
-        if theirs <= (major, minor) and same:
-            return
-    raise DeviceError(
-        f"This GPU has compute capability {major}.{minor}, but torch {torch.__version__} "
-        f"(CUDA {torch.version.cuda}) has kernels for {', '.join(built)} only.",
-        "Use an instance type with another GPU, or an image with an older CUDA.",
-    )
 
 
 def join(kind: str, environ: Mapping[str, str]) -> None:
@@ -167,30 +150,11 @@ def join(kind: str, environ: Mapping[str, str]) -> None:
 
 
 def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> None:
-    """Make DDP use this process's GPU. Raise DistributedError if two processes share one, which
-    NCCL refuses.
-
-    Every process must call it, after the process group is made and before the first collective.
-    `environ` gets a variable of accelerate if a process's GPU does not have its number.
-    """
-    if device.type != "cuda" or not dist.is_initialized():
-        return
-    index = device.index or 0
-    if environ.get("LOCAL_RANK", "0") != str(index):
-        # accelerate takes the process's number for the GPU's, unless this is set.
+    """Make DDP use this process's GPU: `environ` gets a variable of accelerate if the GPU does not
+    have the process's number, which accelerate takes for it otherwise."""
+    is_apart = environ.get("LOCAL_RANK", "0") != str(device.index or 0)
+    if device.type == "cuda" and dist.is_initialized() and is_apart:
         environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
-    if "nccl" not in dist.get_backend():
-        return
-    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", index))
-    gpus = everyones((platform.node(), uuid))
-    shared = [gpu for gpu in gpus if gpus.count(gpu) > 1]
-    if shared:
-        ranks = [str(rank) for rank, gpu in enumerate(gpus) if gpu == shared[0]]
-        raise DistributedError(
-            f"Ranks {', '.join(ranks)} share one GPU of {shared[0][0]}, which NCCL refuses.",
-            "Start one process for each GPU (AMPHORA_NPROC_PER_NODE), or give ddp_backend=gloo: "
-            "sums then go through the host's memory, which is slow.",
-        )
 
 
 class Kind:

@@ -3,7 +3,6 @@
 With bitsandbytes in the environment a training is run too, on its layers for CPUs.
 """
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -55,13 +54,11 @@ def test_what_does_not_go_together_is_told_at_once(argv: list[str], words: list[
         ("neuron", False, False, "computes on neuron"),
         ("cuda", True, False, "is to be sharded"),
         ("cuda", False, True, "is to be compiled"),
-        ("cuda", False, False, "bitsandbytes is not installed"),
     ],
 )
 def test_where_it_cannot_be_had_it_is_refused(
-    kind: str, is_sharded: bool, is_compiled: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, is_sharded: bool, is_compiled: bool, words: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(HyperparameterError, match=words):
         quantized.check(on(kind), is_sharded, is_compiled)
 
