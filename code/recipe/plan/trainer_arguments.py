@@ -12,7 +12,6 @@ import torch
 import transformers
 from transformers import TrainingArguments, get_scheduler
 
-from recipe.console import has_terminal
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.paths import Folders
@@ -80,7 +79,7 @@ def make(
         "load_best_model_at_end": stops_early,
         "metric_for_best_model": "loss" if stops_early else None,
         "greater_is_better": is_greater_better,
-        "disable_tqdm": not has_terminal(),
+        "disable_tqdm": True,
         **hyperparameters.passed,
         **shared.arguments,
         "report_to": tracking.names(hyperparameters.passed.get("report_to")),

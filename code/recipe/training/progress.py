@@ -1,4 +1,4 @@
-"""Log a training run: metric lines, and progress lines or a bar."""
+"""Log a training run: metric lines and progress lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import (
-    ProgressCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -35,29 +34,6 @@ class MetricLines(TrainerCallback):
         """Print a log entry."""
         values = {key: value for key, value in (logs or {}).items() if key not in _NOT_METRICS}
         say(metric_line(state.global_step, state.epoch, values))
-
-
-class Bar(ProgressCallback):
-    """transformers' progress bar, without its print of the metrics."""
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Move the bar; a budget may have changed the number of steps."""
-        if self.training_bar is not None:
-            self.training_bar.total = state.max_steps
-        untyped: Any = super()
-        untyped.on_step_end(args, state, control, **kwargs)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Print nothing: `MetricLines` does."""
 
 
 class ProgressLines(TrainerCallback):

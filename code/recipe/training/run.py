@@ -35,7 +35,7 @@ from recipe.training import engine, host_samples, job_identity, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
 from recipe.training.forecast import Stopwatch
-from recipe.training.progress import Bar, MetricLines, ProgressLines
+from recipe.training.progress import MetricLines, ProgressLines
 
 _REMEDY = (
     "Free space there or raise the volume size, then start the job again. It resumes from its last "
@@ -342,7 +342,7 @@ def _make(
     trainer.add_callback(forecast)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(ProgressLines(forecast) if arguments.disable_tqdm else Bar())
+    trainer.add_callback(ProgressLines(forecast))
     return _Job(
         plan=plan,
         table=table,
