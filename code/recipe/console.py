@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-
-from tqdm import tqdm
 
 
 def is_first_process() -> bool:
     """Return whether this is rank 0 of the job, or its only process."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def has_terminal() -> bool:
-    """Return whether stderr is a terminal, on which a progress bar is drawn."""
-    return sys.stderr.isatty()
 
 
 def log(line: str) -> None:
@@ -35,9 +27,5 @@ def say_row(what: str, detail: object) -> None:
 
 def say(line: str) -> None:
     """Print one line and flush it, on rank 0 only, so that a job's log has each line once."""
-    if not is_first_process():
-        return
-    if has_terminal():
-        tqdm.write(line)  # above the bar
-    else:
+    if is_first_process():
         print(line, flush=True)

@@ -9,23 +9,19 @@ import torch
 import transformers
 from transformers import PreTrainedModel, logging
 
-from recipe.console import has_terminal, is_first_process
-
 UNBOUNDED = 1 << 30
 """Positions of a model whose configuration has no limit."""
 
 
-def quieten(bars: bool = True) -> None:
-    """Let transformers log errors only, and show progress bars only in a terminal.
+def quieten() -> None:
+    """Let transformers log errors only, without progress bars.
 
-    `pretrained.load_head` logs a new head, which the warnings would report, in one line. With
-    `bars=False`, progress bars are hidden in a terminal, too.
+    `pretrained.load_head` logs a new head, which the warnings would report, in one line.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # The Trainer sets it if several processes train; users cannot change that.
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-    if not (bars and has_terminal() and is_first_process()):
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def dtype_argument(dtype: torch.dtype) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     Raise ModelError if there is no model, its files have changed since they were written, no task
     uses its head, or the device cannot compute it, and ValueError if HF_TASK is not a known task.
     """
-    quieten(bars=False)
+    quieten()
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.location):
         name = chosen(origin, environ)

@@ -252,7 +252,7 @@ def _serve(task: str, folder: str) -> Trial | None:
     """Load the model as a server does; return the trial of its encoder in int8."""
     os.environ.pop("AMPHORA_DTYPE", None)  # which would turn int8 off
     torch.set_num_threads(1)
-    quieten(bars=False)
+    quieten()
     # Rankings are served as classifications.
     served = next(iter((TASKS[task].served or TASKS["text-classification"].served).values()))
     loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)

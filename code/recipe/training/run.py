@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from recipe.backend.engines import int8
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
-from recipe.console import has_terminal, is_first_process, say, say_row
+from recipe.console import is_first_process, say, say_row
 from recipe.errors import ModelError, OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
@@ -64,8 +64,7 @@ def run(
             token = hyperparameters.hub_token or hyperparameters.hf_token or environ.get("HF_TOKEN")
             is_private = hyperparameters.hub_private_repo is not False
             pushing = hub.prepare(str(hyperparameters.hub_model_id), token, is_private)
-    if not has_terminal() or not is_first_process():
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()
     quieten()
     tracking.set_default_folders(folders)
 

@@ -133,6 +133,7 @@ def test_a_failing_run_names_the_error_and_leaves_no_model(
     last = job.errors.strip().splitlines()[-1]
     for word in ("DataError", "'sentimant'", "sentiment"):
         assert word in last
+    assert job.errors.count("'sentimant'") == 1 and "Traceback" not in job.errors
     assert not job.files
 
 

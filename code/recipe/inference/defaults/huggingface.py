@@ -141,7 +141,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.storage import checksums
     from recipe.task_table import SERVED
 
-    quieten(bars=False)
+    quieten()
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:
