@@ -137,8 +137,6 @@ def _ineffective(values: Mapping[str, Any]) -> Iterator[str]:
     if values.get("hub_model_id") and not values.get("push_to_hub"):
         repository = values["hub_model_id"]
         yield f"hub_model_id={repository} has no effect: push_to_hub is not set"
-    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
-        yield "hub_strategy=every_save: the model is pushed to the hub only once, after training"
 
 
 def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -131,18 +131,14 @@ use_flash_attention_2 flash_attention flash_attn xformers_attention sdp_attentio
   is chosen by what the device and the packing need
 use_peft peft use_lora peft_type adapter | off | all weights are trained | Give lora_r, the rank of
   LoRA's adapters.
-instruction_tuned | off | the columns determine what is learned | Give task=causal-lm and a channel
-  with columns prompt and completion.
 padding_free | any | several texts are packed into one row
-chat_dataset | off | the columns determine what is learned | Give task=causal-lm and a channel with
-  a column messages.
-enable_fsdp | off | weights are not sharded | Give fsdp=True.
 validation_split_ratio val_set_size val_size test_split_size | 0.1 | a tenth of the training data is
   held out if there is no evaluation data | Leave it out (a tenth is held out), or give evaluation
   data in a channel called test.
 add_eos_token | on | the end token follows each text | Leave it out.
 local_rank | any | torchrun sets the rank
 fp16_opt_level half_precision_backend fp16_backend | any | torch's own mixed precision is used
+hub_strategy | end every_save | the model is pushed once, after training
 save_steps_to_hub | off | nothing is pushed | Leave it out.
 project_name | any | SageMaker stores the model with the job
 train_split train_split_name dataset_train_split | train | channels and files name the splits | Data

@@ -144,12 +144,6 @@ class JobSettings:
     hub_private_repo: bool | None = option(
         None, "False creates a public repository. Default: private.", effect=Effect.NONE
     )
-    hub_strategy: str | None = option(
-        None,
-        "When to push: end. every_save does the same.",
-        choices=("end", "every_save"),
-        effect=Effect.NONE,
-    )
     passed: Mapping[str, Any] = field(default_factory=dict)
 
     @property

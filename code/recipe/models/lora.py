@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from recipe.console import say_row
 from recipe.errors import HyperparameterError, did_you_mean
-from recipe.settings import ModelSettings
+from recipe.settings import ModelSettings, separated
 
 ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
@@ -58,8 +58,7 @@ def wrap(
     import peft  # takes a second, and older images lack it
 
     targets = settings.lora_target_modules
-    # SageMaker gives a list as JSON.
-    named = [target.strip(" \"'") for target in targets.strip("[] ").split(",")]
+    named = separated(targets)
     layers = [name for name, _ in model.named_modules()]
     for target in named if targets != ALL_LINEAR else ():
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
