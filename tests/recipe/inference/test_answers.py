@@ -66,11 +66,9 @@ FILLED = [
     question_body(MASKED[0]), question_body(MASKED), question_body(MASKED[0], top_k=2),
     question_body(MASKED, top_k=1), question_body(MASKED[0], targets=["good", "bad"]),
     question_body(MASKED[1], targets="paris", top_k=1),
-    question_body(MASKED[0], tokenizer_kwargs={"truncation": True}),
 ]  # fmt: skip
 FEATURES = [
     question_body(A), question_body([A]), question_body(TEXTS), question_body(A, truncation=True),
-    question_body(TEXTS, tokenize_kwargs={"truncation": True, "max_length": 6}),
 ]  # fmt: skip
 
 

@@ -107,7 +107,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
         changes={
-            "top_k": 2, "targets": ["good"], "tokenizer_kwargs": {"max_length": 9},
+            "top_k": 2, "targets": ["good"],
             "truncation": False, **_READ,
         },
         without_effect={"padding"},

@@ -115,8 +115,6 @@ RULES: Mapping[str, Rule] = {
     "truncation": one_of(True, False, "longest_first", "only_first", "do_not_truncate"),
     "truncation_direction": SIDE,
     "padding": one_of(True, False, "longest", "max_length", "do_not_pad"),
-    "tokenizer_kwargs": OBJECT,
-    "tokenize_kwargs": OBJECT,
     "function_to_apply": one_of("sigmoid", "softmax", "none", "default"),
     "threshold": Rule(
         lambda value: value == "tuned" or number(0, 1).is_right(value),

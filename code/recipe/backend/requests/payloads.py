@@ -148,13 +148,6 @@ class Request:
         kept = {k: value for k, value in parameters if value is not None or k in nullable}
         return self if len(kept) == len(parameters) else replace(self, parameters=kept)
 
-    def flattened(self, name: str) -> Request:
-        """Return the request with the entries of the parameter `name`, an object, as parameters."""
-        if name not in self.parameters:
-            return self
-        flat = {k: value for k, value in self.parameters.items() if k != name}
-        return replace(self, parameters={**self.parameters[name], **flat})
-
     def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> Inputs:
         """Return what `reader` makes of each input, or of the text of an object such as
         `{"text": "a"}`. It raises BadRequest for an invalid one, as this does if all records are

@@ -18,7 +18,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.tasks.masked_lm.spec import SPECS
 
-PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
+PARAMETERS = {"top_k", "targets"} | loaded_model.PARAMETERS
 _TOP_K = 5
 
 
@@ -55,7 +55,6 @@ class MaskFiller(ServedTask):
         return super().describe() | {"example_text": example}
 
     def prepare(self, request: Request) -> Prepared:
-        request = request.checked(PARAMETERS, "fill-mask").flattened("tokenizer_kwargs")
         request = request.checked(PARAMETERS, "fill-mask")
         mask = self.loaded.tokenizer.mask_token_id
         prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))

@@ -263,9 +263,8 @@ class TokenFeatures(ServedTask):
 
     def prepare(self, request: Request) -> Prepared:
         request = request.renamed({"truncate": "truncation"})
-        known = {"truncation", "truncation_direction", "max_length", "tokenize_kwargs"}
-        request = request.checked(known, "feature-extraction").flattened("tokenize_kwargs")
-        request = request.checked(known - {"tokenize_kwargs"}, "tokenize_kwargs")
+        known = {"truncation", "truncation_direction", "max_length"}
+        request = request.checked(known, "feature-extraction")
         prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
         tokens, width = prepared.tokens, self.loaded.width
         bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
