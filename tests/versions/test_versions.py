@@ -55,7 +55,7 @@ def test_imports_a_training_a_resume_and_a_prediction(version: Path, tmp_path: P
 def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
     """Also for Mamba, whose convolutions read the padding there, and with OpenAI's biases."""
     python = ROOT / "build/versions/4.57/bin/python"
-    files = [f"tests/recipe/backend/test_{name}.py" for name in ("prompt_groups", "logprobs")]
+    files = [f"tests/recipe/backend/test_{name}.py" for name in ("prompt_groups", "decoding")]
     done = subprocess.run(
         [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "mamba or llama or bias"],
         capture_output=True, text=True, timeout=240, cwd=ROOT,

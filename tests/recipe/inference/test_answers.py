@@ -64,8 +64,7 @@ CHOSEN = [
 ]  # fmt: skip
 FILLED = [
     question_body(MASKED[0]), question_body(MASKED), question_body(MASKED[0], top_k=2),
-    question_body(MASKED, top_k=1), question_body(MASKED[0], targets=["good", "bad"]),
-    question_body(MASKED[1], targets="paris", top_k=1),
+    question_body(MASKED, top_k=1),
 ]  # fmt: skip
 FEATURES = [
     question_body(A), question_body([A]), question_body(TEXTS), question_body(A, truncation=True),

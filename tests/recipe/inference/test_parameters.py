@@ -107,7 +107,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
         changes={
-            "top_k": 2, "targets": ["good"],
+            "top_k": 2,
             "truncation": False, **_READ,
         },
         without_effect={"padding"},
@@ -144,15 +144,15 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "top_k": (1, {"temperature": 9.0, "seed": 5}),
             "typical_p": (0.1, {"temperature": 9.0, "seed": 5}),
             "min_p": (0.9, {"temperature": 9.0, "seed": 5}), "seed": (6, {"temperature": 9.0}),
-            "repetition_penalty": 9.0, "frequency_penalty": 2, "no_repeat_ngram_size": 1,
+            "repetition_penalty": 9.0, "no_repeat_ngram_size": 1,
             "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
             "stop_sequences": ["ag"], "stop_sequence": "ag", "truncate": 2,
-            "return_full_text": False, "details": True,
+            "return_full_text": False,
         },
         # Values that have no effect are the only ones that some take; streams have their own tests.
         without_effect={
             "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
-            "num_beams", "best_of",
+            "num_beams", "best_of", "details", "frequency_penalty",
         },
     ), id="text-generation"),
 ])  # fmt: skip

@@ -1,7 +1,6 @@
 """Every task's tokens come from files, some rows at a time: those of each row alone."""
 
 import dataclasses
-import itertools
 import json
 import random
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from transformers import AutoTokenizer
 
 from recipe.errors import DataError
 from recipe.tasks.masked_lm import tokens as masked_texts
-from recipe.tasks.masked_lm.batches import NEVER
 from recipe.tasks.masked_lm.spec import Options
 from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.text_to_text import tokens as text_pairs
@@ -109,34 +107,21 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
     assert actual.labels.tolist() == [sum(marks) for _, marks in expected]
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("long_texts", [None, "truncate"])
-def test_words_to_mask_are_those_of_each_row(
-    whole_words: bool, long_texts: str | None, tiny_model: Path
-) -> None:
+@pytest.mark.parametrize("truncates", [False, True])
+def test_pieces_to_mask_are_those_of_each_row(truncates: bool, tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    given, truncates = Options(whole_word_masking=whole_words), long_texts == "truncate"
-    actual = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, given, truncates)
-    never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    expected: list[tuple[list[int], list[int]]] = []
+    actual = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, Options(), truncates)
+    room = LONGEST - 2
+    expected: list[list[int]] = []
     for row in TEXTS["text"]:
-        encoded = tokenizer(row, add_special_tokens=False)
-        ids: list[int] = encoded["input_ids"]
-        of_tokens = encoded.word_ids() if whole_words else range(len(ids))
-        numbers = [None if i in never else word for i, word in zip(ids, of_tokens, strict=True)]
-        as_array = np.array([-1 if word is None else word for word in numbers])
-        cut = masked_texts.pieces(as_array, LONGEST - 2, long_texts is not None) if ids else ()
-        for piece in cut:
-            back: list[int] = []
-            for before, word in itertools.pairwise([None, *numbers[piece]]):
-                goes_on = bool(back) and before == word
-                back.append(NEVER if word is None else back[-1] + 1 if goes_on else 0)
-            whole = [tokenizer.cls_token_id, *ids[piece], tokenizer.sep_token_id]
-            expected.append((whole, [NEVER, *back, NEVER]))
-    assert [actual.tokens(index).tolist() for index in range(len(actual))] == [
-        ids for ids, _ in expected
-    ]
-    assert actual.back.tolist() == [number for _, back in expected for number in back]
+        ids: list[int] = tokenizer(row, add_special_tokens=False)["input_ids"]
+        cut = np.array_split(ids, max(1, -(-len(ids) // room)))
+        for piece in [ids[:room]] if truncates else [part.tolist() for part in cut]:
+            if piece:
+                expected.append([tokenizer.cls_token_id, *piece, tokenizer.sep_token_id])
+    assert [actual.tokens(index).tolist() for index in range(len(actual))] == expected
+    never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    assert set(actual.masking.never) == never
 
 
 @pytest.mark.parametrize("case", [

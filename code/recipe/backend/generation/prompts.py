@@ -63,14 +63,11 @@ class Prompts:
         settings = request.settings
         if settings is None:
             settings = options.settings_of(request.parameters)
-            if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
-                raise BadRequest(
-                    "Only one text can be streamed: send one prompt, and no num_return_sequences."
-                )
+        if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
+            raise BadRequest(
+                "Only one text can be streamed: send one prompt, and no num_return_sequences (n)."
+            )
         settings = replace(settings, stop=(*settings.stop, *self.stop))
-        size = embeddings_of(self.loaded.model)
-        if unknown := [token for token, _ in settings.logit_bias if token >= size]:
-            raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
         inputs = request.read(a_prompt, self.loaded.columns)
         count = len(inputs.values)
         bounds.hold(Bound.ROWS, count)

@@ -18,9 +18,9 @@ from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCri
 
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.generation import decoding, gathering
+from recipe.backend.generation import decoding
 from recipe.backend.generation.decoding import Finite, Pauses
-from recipe.backend.generation.gathering import Gathering, Piece, Source
+from recipe.backend.generation.gathering import Gathering, Part, Source
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
@@ -219,15 +219,12 @@ class TextGenerator(ServedTask):
                 sources.sort(key=lambda source: len(source.ids))
                 if size > 1:
                     alike = json.dumps(options, sort_keys=True)
-            pieces = [*gathering.pieces(sources, alike, size)]
-            for piece in pieces:
-                self.gathering.add(piece)
-            later.append(partial(self._answer, prepared, pieces))
+            parts = self.gathering.add(sources, alike, size, partial(self._write, options))
+            later.append(partial(self._answer, prepared, parts))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Source]]) -> Answers:
-        """Return a request's answer, once its pieces are generated."""
-        texts = self.gathering.results(pieces, partial(self._write, prepared.work[1]))
+    def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Answers:
+        texts = self.gathering.results(parts)
         tokenizer: Any = self.loaded.tokenizer
         if prepared.parameters.get("clean_up_tokenization_spaces"):
             texts = [[tokenizer.clean_up_tokenization(text) for text in some] for some in texts]

@@ -79,7 +79,6 @@ def test_a_chat_takes_parts_of_content_and_all_roles(client: openai.OpenAI) -> N
         ({"stop": "o"}, "Cia", "stop"),
         ({"stop": ["zz", "ao"]}, "Ci", "stop"),
         ({"stop": "oé"}, "Cia", "stop"),
-        ({"logit_bias": {"2": -100}, "max_tokens": 4}, "Ciao", "length"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -128,21 +127,15 @@ def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.Open
 
 
 def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model="x", prompt=["01", "56"], max_tokens=3, temperature=0, n=2, echo=True
-    )
+    answer = client.completions.create(model="x", prompt=["01", "56"], max_tokens=3, temperature=0)
     texts = [(choice.index, choice.text) for choice in answer.choices]
-    assert texts == [(0, "01234"), (1, "01234"), (2, "56789"), (3, "56789")]
+    assert texts == [(0, "234"), (1, "789")]
     pieces = client.completions.create(
         model="x", prompt="01", max_tokens=30, temperature=0, stop="89", stream=True
     )
     assert "".join(chunk.choices[0].text for chunk in pieces) == "234567"
     long: dict[str, Any] = {"model": "x", "prompt": "0", "max_tokens": 50, "temperature": 0}
     assert client.completions.create(**long).choices[0].text == ("1234567890" * 5)
-    penalised = client.completions.create(**long, frequency_penalty=2, presence_penalty=2)
-    text = penalised.choices[0].text
-    assert text.startswith("1234567890123")
-    assert not set(text) <= set("0123456789"), "what was written often is not written again"
 
 
 @pytest.mark.parametrize(
