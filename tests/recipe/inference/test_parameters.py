@@ -124,11 +124,11 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "temperature": (9.0, _SAMPLED), "top_k": (2, _SAMPLED), "top_p": (0.2, _SAMPLED),
             "typical_p": (0.2, _SAMPLED), "seed": (4, {**_SAMPLED, "temperature": 5.0}),
             "repetition_penalty": 4.0, "length_penalty": -9.0, "no_repeat_ngram_size": 1,
-            "num_return_sequences": 2, "prefix": "who said ",
+            "prefix": "who said ",
         },
-        # Lengths and cuts of long texts are below; the tokenizer here writes no spaces to clean.
+        # Lengths and cuts of long texts are below.
         without_effect={
-            "max_length", "early_stopping", "truncation", "clean_up_tokenization_spaces",
+            "max_length", "early_stopping", "truncation",
         },
     ), id="text2text-generation"),
     pytest.param(Task(
@@ -146,7 +146,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "min_p": (0.9, {"temperature": 9.0, "seed": 5}), "seed": (6, {"temperature": 9.0}),
             "repetition_penalty": 9.0, "no_repeat_ngram_size": 1,
             "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
-            "stop_sequences": ["ag"], "stop_sequence": "ag", "truncate": 2,
+            "stop_sequences": ["ag"], "stop_sequence": "ag",
             "return_full_text": False,
         },
         # Values that have no effect are the only ones that some take; streams have their own tests.

@@ -34,10 +34,6 @@ class GenerationSettings:
     """Texts for each prompt."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    truncate: int | None = None
-    """Tokens of a prompt to keep, counted from its end."""
-    cuts: bool = True
-    """Whether a prompt that is too long is cut on the left; else it is refused."""
 
     def options(self) -> dict[str, Any]:
         """Return arguments of transformers' `generate`, without lengths and token ids."""
@@ -69,13 +65,12 @@ PARAMETERS: Mapping[str, Rule] = {
     "num_return_sequences": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
     **dict.fromkeys(_STOPS, _STOP),
-    "truncate": whole(1),
-    "truncation": FLAG,
     "return_full_text": FLAG,
     # Clients send these with the values that have no effect.
     "details": Rule(lambda value: value is False, "false: only vLLM and streams have them"),
     "frequency_penalty": Rule(lambda value: value == 0, "0: only vLLM supports it"),
     "watermark": _OFF,
+    "truncation": Rule(lambda value: value is False, "false: prompts are not truncated"),
     "decoder_input_details": _OFF,
     "top_n_tokens": Rule(lambda value: value == 0, "0: only the generated token is returned"),
     "num_beams": Rule(lambda value: value == 1, "1: only encoder-decoders are served with beams"),
@@ -107,7 +102,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which turns sampling off, but do_sample is true.")
         samples = False
-    same = ("max_new_tokens", "seed", "truncate")
+    same = ("max_new_tokens", "seed")
     stop: str | list[str] = next(iter(stops.values()), [])
     settings = GenerationSettings(
         **{name: values[name] for name in same if name in values},
@@ -115,7 +110,6 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        cuts=values.get("truncation", True),
     )
     refuse_contradictions(settings)
     return settings

@@ -97,8 +97,8 @@ _SHARE = number(0, 1, above=True)
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("truncate", "return_all_scores", "multi_label", "normalize",
-         "handle_impossible_answer", "align_to_words", "return_text", "do_sample", "stream",
-         "clean_up_tokenization_spaces"), FLAG
+         "handle_impossible_answer", "align_to_words", "return_text", "do_sample",
+         "stream"), FLAG
     ),
     **dict.fromkeys(
         ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",

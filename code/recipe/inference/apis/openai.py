@@ -151,7 +151,6 @@ def _texts(body: Mapping[str, Any], prompts: list[Any], default: int, *, is_chat
         sequences=body.get("n", 1),
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        cuts=False,
     )
     options.refuse_contradictions(settings)
     form = TextsForm(body=body, stops=settings.stop, is_chat=is_chat)

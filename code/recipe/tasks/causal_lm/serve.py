@@ -65,8 +65,6 @@ class Generator(ServedTask):
         # transformers' own criterion scans the whole vocabulary for each text.
         stop = tuple(model.generation_config.stop_strings or ())
         model.generation_config.stop_strings = None
-        # A long prompt is cut at its beginning, since generation continues its end.
-        loaded.tokenizer.truncation_side = "left"
         if not (merges := prompt_groups.may_merge(model.config.get_text_config())):
             name = type(model).__name__
             print(f"batches: {name} continues one text at a time, since padding may change answers")
@@ -117,7 +115,7 @@ class Generator(ServedTask):
 
     def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Any:
         texts = self.gathering.results(parts)
-        answers = Answers(texts, prepared.truncated, prepared.request.single)
+        answers = Answers(texts, single=prepared.request.single)
         return shaped(answers, prepared, self.loaded.tokenizer)
 
 
@@ -170,7 +168,7 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
     if isinstance(answer, Iterator):
         return events()
     entries = [[{"generated_text": whole(text)} for text in texts] for texts in answer]
-    shown = Answers(entries, answer.truncated, answer.single)
+    shown = Answers(entries, single=answer.single)
     shown.unfinished = [
         index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
     ]

@@ -24,7 +24,7 @@ TEXT = st.builds(lambda word, n: word * n, st.sampled_from(["a", "{}", "{0}", "f
 NAMES = st.builds(lambda word, n: [f"{word}{k}" for k in range(n)],
                   st.sampled_from(["a", "good ", "x" * 300]), st.sampled_from([1, 30, 3000]))  # fmt: skip
 WRITING = ["max_new_tokens", "min_new_tokens", "num_beams", "do_sample", "temperature",
-           "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences",
+           "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size",
            "length_penalty", "seed"]  # fmt: skip
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
 TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
@@ -43,7 +43,7 @@ TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "t5": ("T5ForConditionalGeneration", {}, "",
            [*WRITING, "max_length", "min_length", "typical_p", "early_stopping", "truncation", "prefix"]),
     "texts": ("LlamaForCausalLM", {}, "",
-              [*WRITING, "stop", "truncate", "truncation", "return_full_text"]),
+              [*WRITING, "num_return_sequences", "stop", "return_full_text"]),
 }  # fmt: skip
 PIECES = st.sampled_from(["a", "a ", "film ", ".", "中", "\U0001f600", "[MASK] ", " "])
 # How many texts, and how many bytes each has: bodies below and above what is read in turns, too.
@@ -150,7 +150,7 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
         **dict.fromkeys(
             ["truncation", "padding", "return_all_scores", "align_to_words", "multi_label", "normalize",
              "handle_impossible_answer", "do_sample", "early_stopping",
-             "return_full_text", "clean_up_tokenization_spaces"], flag),
+             "return_full_text"], flag),
         **dict.fromkeys(["prefix", "hypothesis_template"], TEXT),
         **dict.fromkeys(["candidate_labels", "ignore_labels", "stop"], NAMES),
         "aggregation_strategy": st.sampled_from(["none", "simple", "first", "average", "max"]),
