@@ -111,8 +111,9 @@ class TextGenerator(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
-        options, languages = self._options(request.parameters), {}
         generation: Any = self.loaded.model.generation_config
+        languages: dict[str, str | None] = {}
+        first: dict[str, int] = {}
         if self.languages:
             source, target = (
                 request.parameters.get(name) or self.defaults.get(name) for name in _LANGUAGES
@@ -125,13 +126,14 @@ class TextGenerator(ServedTask):
                         f"{', '.join([*self.languages][:60])}."
                     )
             if target is not None:
-                options["forced_bos_token_id"] = self.languages[target]
+                first["forced_bos_token_id"] = self.languages[target]
             elif generation.forced_bos_token_id is None:
                 raise BadRequest(
                     "The model generates several languages: name one in tgt_lang, as in "
                     f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{example}"}}}}.'
                 )
             languages["src_lang"] = source
+        options = {**self._options(request.parameters), **first}
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         new = options.get("max_new_tokens") or options["max_length"]
         texts, beams = len(inputs.values), options["num_beams"]
