@@ -87,7 +87,7 @@ class Gathering:
         """Return what is generated for the inputs of a request, in their order. If a group of
         several requests fails, each is generated alone."""
         written: dict[int, Any] = {}
-        for group, own in parts:
+        for group, members in parts:
             while not group.is_over:
                 if not self._is_due(group):
                     turns.pause(partial(self._is_due, group))
@@ -95,11 +95,11 @@ class Gathering:
                     break  # A caller outside the turns cannot wait for another prediction.
                 if not group.is_over:
                     self._run(group)
-            inputs = group.inputs[own]
+            inputs = group.inputs[members]
             if group.written is None:
                 results = group.write(inputs, turns.pause)
             else:
-                results = group.written[own]
+                results = group.written[members]
             written.update((one.index, value) for one, value in zip(inputs, results, strict=True))
         return [written[index] for index in sorted(written)]
 

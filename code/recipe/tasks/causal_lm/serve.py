@@ -71,7 +71,8 @@ class Generator(ServedTask):
         return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
-        return Request(inputs=[text], parameters={"max_new_tokens": 2})
+        # Of a model of a few positions, characters may be tokens.
+        return Request(inputs=[text[: self.max_length // 2]], parameters={"max_new_tokens": 2})
 
     @property
     def lacking(self) -> Set[str]:
