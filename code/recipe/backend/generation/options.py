@@ -66,8 +66,8 @@ PARAMETERS: Mapping[str, Rule] = {
     "seed": whole(-(2**63), 2**64 - 1),
     **dict.fromkeys(_STOPS, _STOP),
     "return_full_text": FLAG,
+    "details": FLAG,
     # Clients send these with the values that have no effect.
-    "details": Rule(lambda value: value is False, "false: only vLLM and streams have them"),
     "frequency_penalty": Rule(lambda value: value == 0, "0: only vLLM supports it"),
     "watermark": _OFF,
     "truncation": Rule(lambda value: value is False, "false: prompts are not truncated"),
@@ -90,7 +90,10 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         raise BadRequest(
             f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
         )
-    if wrong := faults(values, PARAMETERS):
+    wrong = faults(values, PARAMETERS)
+    if values.get("details") and not values.get("stream"):
+        wrong.append("details is true: only vLLM and streams have them")
+    if wrong:
         raise BadRequest(". ".join(wrong) + ".")
     stops = {name: values[name] for name in _STOPS if name in values}
     if len(stops) > 1:
