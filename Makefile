@@ -29,7 +29,7 @@ SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z-]*==.*\)", *\# files only
 UV = $(shell sed -n 's/^\(uv==[^ ]*\).*/\1/p' container/locks/dev.txt)
 SAGEMAKER_TRAINING = $(shell sed -n 's/^\(sagemaker-training==[^ ]*\).*/\1/p' container/locks/image.txt)
 
-UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|google|IPython|mlflow|moto|mypy|networkx|nltk|openai|pip|sagemaker|schemathesis|setuptools|sphinx|trl|wandb)/
+UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|google|IPython|mlflow|mypy|networkx|nltk|openai|pip|sagemaker|setuptools|sphinx|trl|wandb)/
 
 export TORCH_PIP_ARGS
 

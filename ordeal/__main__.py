@@ -43,7 +43,9 @@ def main() -> int:
 def _run(name: str, arguments: argparse.Namespace) -> Trial:
     campaign = importlib.import_module(f"ordeal.{name}")
     folder = arguments.out.resolve() / name
-    trial = Trial.begin(name, campaign.PROMISES, folder, arguments.seed, arguments.short)
+    left_out = getattr(campaign, "ONLY_LONG", ()) if arguments.short else ()
+    promises = [promise for promise in campaign.PROMISES if promise not in left_out]
+    trial = Trial.begin(name, promises, folder, arguments.seed, arguments.short)
     trial.limit_time(arguments.seconds or (240 if arguments.short else 3600))
     print(f"== {name}: {(campaign.__doc__ or '').splitlines()[0]}", flush=True)
     began = time.monotonic()

@@ -159,13 +159,19 @@ def tiny_model(folder: Path, still: bool = False, generates: bool = False) -> Pa
     return folder
 
 
+_made: list[Path] = []
+
+
 def make_model(folder: Path) -> Path:
-    """Save `tiny_model` in another process, so that this one does not import torch."""
+    """Save `tiny_model` in another process, so that this one does not import torch, or copy it."""
+    if _made and _made[0].exists():
+        return Path(shutil.copytree(_made[0], folder))
     code = "import sys, pathlib; from ordeal.common import tiny_model; "
     code += "tiny_model(pathlib.Path(sys.argv[1]))"
     subprocess.run(
         [sys.executable, "-c", code, str(folder)], check=True, capture_output=True, cwd=ROOT
     )
+    _made[:] = [folder]
     return folder
 
 

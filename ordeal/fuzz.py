@@ -1,4 +1,4 @@
-"""Readers of bytes under coverage-guided fuzzing (atheris), each in a process of its own.
+"""Readers of bytes under coverage-guided fuzzing (atheris), in a process each, or in short in one.
 
 `make ordeal` installs atheris into build/fuzz where it has wheels (Linux on x86-64). What it finds
 first ends that reader's run, and is kept in the campaign's folder.
@@ -42,23 +42,25 @@ SEEDS = {
     "checkpoint": (b'{"job": {}, "finished": false, "files": {"a": {"size": 0, "sha256": ""}}}',),
     "sums": (b"0" * 64 + b"  model.safetensors\n",),
 }  # fmt: skip
+ALL = "all"
+"""One process for all readers, which the first byte chooses: it instruments imports for seconds."""
 
 
 def run(trial: Trial) -> None:
     """Fuzz every reader for its share of the time."""
     if importlib.util.find_spec("atheris") is None and not (PACKAGES / "atheris").is_dir():
         return  # the promises stay untried, and the table says so
-    seconds = 2 if trial.short else 180
-    for name in SEEDS:
+    for name in [ALL] if trial.short else SEEDS:
         if trial.has_time():
-            _fuzz(trial, name, seconds)
+            _fuzz(trial, name, 5 if trial.short else 180)
 
 
 def _fuzz(trial: Trial, name: str, seconds: int) -> None:
     folder = trial.folder / name
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
-    for number, content in enumerate(SEEDS[name]):
+    prefixed = [bytes([number]) + seed for number, kind in enumerate(SEEDS) for seed in SEEDS[kind]]
+    for number, content in enumerate(SEEDS.get(name, prefixed)):
         (corpus / f"seed-{number}").write_bytes(content)
     command = [
         sys.executable, "-m", "ordeal.fuzz", name, str(corpus), f"-max_total_time={seconds}",
@@ -134,9 +136,14 @@ def _sums(content: bytes) -> None:
         pass
 
 
+def _any(content: bytes) -> None:
+    names = list(SEEDS)
+    READERS[names[content[0] % len(names)] if content else names[0]](content[1:])
+
+
 READERS: dict[str, Callable[[bytes], None]] = {
     "request": _request, "table": _table, "configuration": _configuration,
-    "checkpoint": _checkpoint, "sums": _sums,
+    "checkpoint": _checkpoint, "sums": _sums, ALL: _any,
 }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def run(trial: Trial) -> None:
             if trial.has_time() and (act, processes) != ("STOP", 1):
                 _processes(trial, number, phase, act, processes)
             if trial.has_time() and spaces:
-                _hosts(trial, number, spaces, phase, act, 1 + processes % 2)
+                _hosts(trial, number, spaces, phase, act, 1 if trial.short else 1 + processes % 2)
             # The recipe's collectives time out after 1,800 s: only a whole host is stopped.
             if trial.has_time() and spaces and (act != "STOP" or processes > 1):
                 _shards(trial, number, spaces, phase, act, processes, model)

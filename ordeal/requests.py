@@ -1,6 +1,6 @@
-"""Hostile requests: schemathesis, and raw sockets.
+"""Hostile requests, by raw sockets.
 
-Each raw request is drawn from a seed, so that a broken promise can be repeated by its number.
+Each is drawn from a seed, so that a broken promise can be repeated by its number.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import json
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from ordeal import openapi
-from ordeal.common import Trial, background_threads, clean_environ
+from ordeal.common import Trial, background_threads
 from ordeal.hostile import Hostile, request_bytes
 from ordeal.serving import HEALTHY, Healthy, Server
 
@@ -29,9 +26,8 @@ CODE = "no code of a request is run"
 FLAT = "memory and file descriptors do not grow"
 OTHERS = "healthy requests sent meanwhile get right answers"
 ALIVE = "no worker dies, and the log has no traceback"
-SCHEMA = "schemathesis finds nothing against ordeal/openapi.py"
 PIPELINE = "pipelined requests are all answered, in their order"
-PROMISES = (PLANNED, CODE, FLAT, OTHERS, ALIVE, SCHEMA, PIPELINE)
+PROMISES = (PLANNED, CODE, FLAT, OTHERS, ALIVE, PIPELINE)
 REASONS = {501: b"not_implemented", 503: b"overloaded", 504: b"deadline_exceeded"}
 
 
@@ -43,7 +39,6 @@ def run(trial: Trial) -> None:
         _oversized(trial, server)
         _slow(trial, server)
         _pipelined(trial, server)
-        _schemathesis(trial, server, 4 if trial.short else 300)
         # Pages that the workers share are written to for the first time, the last ones after some
         # 50,000 requests; then each worker has its own.
         _raw(trial, server, mark, wanted // 2)
@@ -105,27 +100,6 @@ def _exchange(port: int, request: bytes, framed: bool) -> tuple[int, bytes]:
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             return 0, repr(error).encode()
-
-
-def _schemathesis(trial: Trial, server: Server, seconds: int) -> None:
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance"
-    checks += ",response_schema_conformance,unsupported_method,allow_header_conformance"
-    document = trial.folder / "openapi.json"
-    document.write_text(json.dumps(openapi.describe()))
-    command = [
-        str(Path(sys.executable).with_name("schemathesis")), "run", str(document),
-        "--url", f"http://127.0.0.1:{server.port}", "--checks", checks,
-        "--seed", str(trial.seed), "--max-time", str(seconds), "--phases", "coverage,fuzzing",
-        "--suppress-health-check", "all", "--no-shrink", "--warnings", "off",
-        "--request-timeout", "60",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=trial.folder, env=clean_environ(NO_COLOR="1")
-    )
-    (trial.folder / "schemathesis.txt").write_text(done.stdout + done.stderr)
-    trial.check(SCHEMA, done.returncode == 0, done.stdout[-2500:] + done.stderr[-500:])
-    if generated := re.search(r"(\d+) generated", done.stdout):
-        trial.figure("schemathesis requests", int(generated[1]))
 
 
 def _slow(trial: Trial, server: Server) -> None:

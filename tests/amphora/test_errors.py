@@ -71,8 +71,10 @@ GROUPED: dict[str, Any] = {
     "instance_groups": [{"instance_group_name": "g", "instance_type": "t", "hosts": ["a"]}],
 }  # fmt: skip
 WHOLE = "Give a whole number of at least 1, or leave it out."
-SECONDS = "Give a number of at least 0.001, or leave it out."
-ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
+
+
+@pytest.mark.parametrize(("read", "given", "words"), [
+    pytest.param(*row, id=f"{row[0].__name__} {row[2][0]}") for row in [
     (job, {"hyperparameters": "{"}, ("hyperparameters.json", "not valid JSON")),
     (job, {"hyperparameters": "[1]"}, ("hyperparameters.json", "'[1]'", "not a JSON object")),
     (job, {"hyperparameters": "[" * 100_000}, ("hyperparameters.json", "not valid JSON")),
@@ -106,7 +108,7 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     *((index, arn, (f"CA_REPOSITORY_ARN is {arn!r}", "repository/DOMAIN")) for arn in (
         "team/python", "arn:aws:codeartifact:eu-west-1:111122223333:domain/team", "arn:aws:s3:::team/python",
         "arn:aws:codeartifact:eu-west-1:1111:repository/team/python", f"{ARN}/pypi")),
-    *((limits, {"AMPHORA_STOP_SECONDS": value}, (f"AMPHORA_STOP_SECONDS is '{value}'", SECONDS))
+    *((limits, {"AMPHORA_STOP_SECONDS": value}, (f"AMPHORA_STOP_SECONDS is '{value}'", "Give a number of at least 0.001, or leave it out."))
       for value in ("0", "-1", "nan", "inf", "soon", "1e999")),
     (limits, {"AMPHORA_STOP_SECOND": "1", "AMPHORA_HOST_WAIT_SECONDS": "many"},
      ("many", "AMPHORA_STOP_SECOND is not a variable", "Did you mean AMPHORA_STOP_SECONDS")),
@@ -120,12 +122,8 @@ ERRORS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (server, {"SAGEMAKER_TS_BATCH_SIZE": "many", "SAGEMAKER_MULTI_MODEL": "maybe", "AMPHORA_QUEUE_LIMIT": "0"},
      (f"SAGEMAKER_TS_BATCH_SIZE is 'many'. {WHOLE}", f"AMPHORA_QUEUE_LIMIT is '0'. {WHOLE}",
       "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("read", "given", "words"), ERRORS, ids=[f"{row[0].__name__} {row[2][0]}" for row in ERRORS]
-)
+]
+])  # fmt: skip
 def test_an_error_has_the_key_its_value_and_the_remedy(
     tree: Tree, read: Any, given: Any, words: tuple[str, ...]
 ) -> None:

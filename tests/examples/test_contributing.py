@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,11 +21,18 @@ STEP = re.compile(
 )
 
 
-class Copy:
-    """The code after one of the changes."""
+WITHOUT_CHANGES = """
+import runpy, sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("recipe", "amphora")]:
+    del sys.modules[name]  # This process has those without the changes.
+"""
 
-    def __init__(self, folder: Path, *titles: str) -> None:
-        self.folder = folder
+
+class Copy:
+    """The code after one of the changes; its programs run in forks of a process with the libraries."""
+
+    def __init__(self, folder: Path, preloaded: Mapping[str, str], *titles: str) -> None:
+        self.folder, self.preloaded = folder, preloaded
         for name in ("code", "container/amphora"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -53,20 +59,15 @@ class Copy:
     def path(self) -> str:
         return os.pathsep.join(str(self.folder / name) for name in ("container", "code"))
 
-    def run(self, *command: str, **variables: str) -> str:
-        environ = os.environ | {
-            "PYTHONPATH": self.path,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, *command],
-            env=environ | {"SAGEMAKER_BASE_DIR": str(self.folder / "ml")} | variables,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=200,
+    def run(self, program: str, *arguments: str, **variables: str) -> str:
+        script = self.folder / "run_changed.py"
+        script.write_text(
+            f"{WITHOUT_CHANGES}\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
         )
+        environ = {"PYTHONPATH": self.path, "SAGEMAKER_BASE_DIR": str(self.folder / "ml")}
+        environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": "/nowhere", **variables}
+        argv = [str(script), str(self.folder / program), *arguments]
+        done = run_script(self.preloaded, argv, environ, self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -79,8 +80,8 @@ REVIEWS = [("a good film", "good"), ("a bad film", "bad")] * 10
 
 
 @pytest.mark.heavy
-def test_a_hyperparameter(tiny_model: Path, tmp_path: Path) -> None:
-    copy = Copy(tmp_path, "Add a hyperparameter")
+def test_a_hyperparameter(tiny_model: Path, tmp_path: Path, preloaded: Mapping[str, str]) -> None:
+    copy = Copy(tmp_path, preloaded, "Add a hyperparameter")
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *(",".join(r) for r in REVIEWS)]))
     output = copy.train(
         *("--model_id", str(tiny_model), "--print_rows", "2", "--epochs", "1"),
@@ -90,9 +91,11 @@ def test_a_hyperparameter(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_a_task_is_detected_trained_and_served(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_task_is_detected_trained_and_served(
+    tiny_model: Path, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
     """Summaries by sentences: the word `film` tells which are chosen."""
-    copy = Copy(tmp_path)
+    copy = Copy(tmp_path, preloaded)
     section = (ROOT / "CONTRIBUTING.md").read_text().split("\n### Add a task\n")[1]
     (command,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
@@ -188,8 +191,6 @@ QUICK = {
 """A change, a program that uses it, and what that prints among others."""
 RUN_ALL = """
 import contextlib, io, json, os, pathlib, sys, traceback
-for name in [name for name in sys.modules if name.partition(".")[0] in ("recipe", "amphora")]:
-    del sys.modules[name]  # This process has those without the changes.
 import numpy as np
 from amphora.common import devices
 for title, program in json.loads(sys.argv[1]).items():
@@ -207,7 +208,7 @@ def outputs(
     tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]
 ) -> dict[str, str]:
     """What each program of `QUICK` prints, in one process and on one copy with all of the changes."""
-    copy = Copy(tmp_path_factory.mktemp("copy"), *QUICK)
+    copy = Copy(tmp_path_factory.mktemp("copy"), preloaded, *QUICK)
     (copy.folder / "run_all.py").write_text(RUN_ALL)
     lines = [f"{label:8}{text}" for text, label in REVIEWS]
     (copy.folder / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
@@ -215,12 +216,7 @@ def outputs(
     job = {"sagemaker_accelerate_enabled": "true"}
     Tree(copy.folder / "ml").configure(job, resourceconfig=hosts)
     programs = json.dumps({title: program for title, (program, _) in QUICK.items()})
-    environ = {
-        "PYTHONPATH": copy.path, "SAGEMAKER_BASE_DIR": str(copy.folder / "ml"), "PATH": "/nowhere",
-    }  # fmt: skip
-    done = run_script(preloaded, [str(copy.folder / "run_all.py"), programs], environ, copy.folder)
-    assert done.returncode == 0, done.stderr
-    return dict(map(json.loads, done.stdout.splitlines()))
+    return dict(map(json.loads, copy.run("run_all.py", programs).splitlines()))
 
 
 @pytest.mark.parametrize("title", QUICK)

@@ -20,7 +20,7 @@ ESTIMATORS = (DOCS / "ESTIMATORS.md").read_text()
 ENDPOINTS = (DOCS / "ENDPOINTS.md").read_text()
 PAGES = ESTIMATORS + ENDPOINTS
 PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
-SDK3 = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
+PROGRAMS = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
 KEY = "arn:aws:kms:eu-west-1:123456789012:key/0123"
 VPC = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
 SCRIPT = {
@@ -29,7 +29,7 @@ SCRIPT = {
     "sagemaker_torch_distributed_enabled": "true",
 }
 MLFLOW = "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-app/app-ABCDEFGHIJKL"
-SENT: list[dict[str, Any]] = [
+EXPECTED: list[dict[str, Any]] = [
     {
         "ResourceConfig": {
             "InstanceType": "ml.g5.2xlarge",
@@ -175,18 +175,18 @@ common = {{"image_uri": "an-image", "role": "{role}"}}
 """
     sdk2 = re.findall(r"<!-- sdk2 -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
     prelude, programs = {
-        "sdk3": (prelude3, [code for _, code in SDK3]),
+        "sdk3": (prelude3, [code for _, code in PROGRAMS]),
         "sdk2": (prelude2, sdk2),
     }[version]
-    assert len(SDK3) == ESTIMATORS.count("<!-- sdk3") == len(SENT) == len(sdk2) + 1
+    assert len(PROGRAMS) == ESTIMATORS.count("<!-- sdk3") == len(EXPECTED) == len(sdk2) + 1
     program = tmp_path / "shown.py"
     program.write_text("\n".join([prelude, *programs]))
     done = run(program, preloaded=request.getfixturevalue(version))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     names = ("CreateTrainingJob", "CreateHyperParameterTuningJob")
     sent = [(name, params) for name, params in aws.requests if name in names]
-    assert [name for name, _ in sent] == [name for name, _ in SDK3][: len(programs)]
-    for part, (_, params) in zip(SENT, sent, strict=False):
+    assert [name for name, _ in sent] == [name for name, _ in PROGRAMS][: len(programs)]
+    for part, (_, params) in zip(EXPECTED, sent, strict=False):
         assert missing(part, job_of(params)) == []
 
 

@@ -90,12 +90,10 @@ def test_a_quantized_decoder_answers_nearly_the_same(
         assert config["quantization_config"]["quant_method"] == "compressed-tensors"
 
 
-QUESTIONS = [
-    {"question": f"{colour} {animal}:", "choices": ["cat", "dog", "bird"], "gold": number % 3}
-    for number, colour in enumerate(("red", "green", "blue", "grey"))
-    for animal in ("cat", "dog", "bird")
-]
-TASK = """
+@pytest.mark.heavy
+@pytest.mark.long
+def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Path) -> None:
+    task_file = """
 task: animals
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
@@ -107,17 +105,17 @@ doc_to_target: "{{{{gold}}}}"
 target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Path) -> None:
+    exam = [
+        {"question": f"{colour} {animal}:", "choices": ["cat", "dog", "bird"], "gold": number % 3}
+        for number, colour in enumerate(("red", "green", "blue", "grey"))
+        for animal in ("cat", "dog", "bird")
+    ]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tree = Tree(tmp_path / "ml")
     folder = make_model("llama", tmp_path / "model")
-    task = TASK.format(data=tree.base / "input/data/tasks/rows.jsonl")
-    questions = "\n".join(map(json.dumps, QUESTIONS))
+    task = task_file.format(data=tree.base / "input/data/tasks/rows.jsonl")
+    questions = "\n".join(map(json.dumps, exam))
     tree.channel("tasks", **{"animals.yaml": task, "rows.jsonl": questions})
     output = run_on_model(
         tree, environment(tmp_path / "venv"), folder, "evaluation/lm_eval_scores.py",
@@ -135,10 +133,10 @@ def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Pa
         return float(scores.gather(1, ids[0, 1:, None])[known - 1 :].sum())
 
     right = 0
-    for row in QUESTIONS:
+    for row in exam:
         results = [likelihood(str(row["question"]), choice) for choice in row["choices"]]  # type: ignore[attr-defined]
         right += results.index(max(results)) == row["gold"]
-    expected = right / len(QUESTIONS)
+    expected = right / len(exam)
     assert 0 < expected < 1
     scores = json.loads((tree.base / "output/data/metrics.json").read_text())
     assert scores["animals_acc"] == pytest.approx(expected)

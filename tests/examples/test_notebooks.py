@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import fastjsonschema
 import pytest
+
+from tests.support.preloading import PRELOADED
 
 from .aws import SAGEMAKER, violations
 
@@ -80,11 +83,16 @@ def test_a_notebook_is_kept_as_it_was_executed(path: Path) -> None:
         for path in NOTEBOOKS
     ],
 )
-def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_notebook_runs(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
     import nbformat
     from nbclient import NotebookClient
     from traitlets.config import Config
 
+    # Without the seconds in which a model worker imports torch.
+    monkeypatch.setenv("PRELOADING_SOCKET", preloaded["PRELOADING_SOCKET"])
+    monkeypatch.setenv("PYTHONPATH", str(PRELOADED))
     # The kernel's connection file and history.
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

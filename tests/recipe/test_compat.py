@@ -11,33 +11,36 @@ from recipe.compat import new_weights, parts
 from recipe.errors import LibraryError
 from recipe.training.engine import Engine
 
-RECIPE = Path(__file__).resolve().parents[2] / "code" / "recipe"
 LISTED = {part.name for part in parts.PARTS}
 
 
-def private_attributes(source: str) -> Iterator[str]:
-    """Attributes that begin with an underscore and that the module neither defines nor sets."""
-    tree = list(ast.walk(ast.parse(source)))
-    local_names = {item.name for item in tree if isinstance(item, (ast.FunctionDef, ast.ClassDef))}
-    for node in tree:
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            local_names.add(node.attr)
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        local_names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    for node in tree:
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
-            if ast.unparse(node) == "os._exit":  # Python documents it
-                continue
-            of_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
-            if not node.attr.startswith("__") and (of_super or node.attr not in local_names):
-                yield node.attr
-
-
 def test_every_private_part_of_a_library_is_listed() -> None:
+    def private_attributes(source: str) -> Iterator[str]:
+        """Attributes that begin with an underscore and that the module neither defines nor sets."""
+        tree = list(ast.walk(ast.parse(source)))
+        local_names = {
+            item.name for item in tree if isinstance(item, (ast.FunctionDef, ast.ClassDef))
+        }
+        for node in tree:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                local_names.add(node.attr)
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            local_names |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in tree:
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                if ast.unparse(node) == "os._exit":  # Python documents it
+                    continue
+                of_super = (
+                    isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+                )
+                if not node.attr.startswith("__") and (of_super or node.attr not in local_names):
+                    yield node.attr
+
+    recipe = Path(__file__).resolve().parents[2] / "code" / "recipe"
     used = {
-        (path.relative_to(RECIPE).as_posix(), name)
-        for path in RECIPE.rglob("*.py")
+        (path.relative_to(recipe).as_posix(), name)
+        for path in recipe.rglob("*.py")
         for name in private_attributes(path.read_text())
     }
     assert {node for node in used if node[1] not in LISTED} == set()

@@ -241,27 +241,25 @@ def test_a_secret_is_not_shown_in_what_is_wrong_with_it() -> None:
     assert "(a secret)" in str(caught.value)
 
 
-HARMLESS = {
-    "overwrite_output_dir": "True",
-    "logging_dir": "/opt/ml/output/tensorboard",
-    "save_safetensors": "True",
-    "group_by_length": "True",
-    "pad_to_max_length": "False",
-    "overwrite_cache": "True",
-    "cache_dir": "/tmp/cache",
-    "use_auth_token": "False",
-    "load_in_8bit": "False",
-    "model_revision": "main",
-    "dataset_name": "None",
-}
-
-
 def test_what_changes_nothing_is_a_line_each() -> None:
-    argv = [f"--{name}={value}" for name, value in HARMLESS.items()]
+    harmless = {
+        "overwrite_output_dir": "True",
+        "logging_dir": "/opt/ml/output/tensorboard",
+        "save_safetensors": "True",
+        "group_by_length": "True",
+        "pad_to_max_length": "False",
+        "overwrite_cache": "True",
+        "cache_dir": "/tmp/cache",
+        "use_auth_token": "False",
+        "load_in_8bit": "False",
+        "model_revision": "main",
+        "dataset_name": "None",
+    }
+    argv = [f"--{name}={value}" for name, value in harmless.items()]
     parsed = arguments.parse(argv)
     assert parsed == arguments.parse([])
-    assert len(parsed.notes) == len(HARMLESS)
-    for name, note in zip(HARMLESS, parsed.notes, strict=True):
+    assert len(parsed.notes) == len(harmless)
+    for name, note in zip(harmless, parsed.notes, strict=True):
         assert note.startswith(name)
 
 

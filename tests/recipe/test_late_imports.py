@@ -74,7 +74,9 @@ def test_a_module_that_is_there_already_or_nowhere_stays_as_it_is(package: str) 
         import no_such_module_of_late  # type: ignore[import-not-found]  # noqa: F401
 
 
-SERVER = """
+@pytest.mark.heavy
+def test_the_handlers_start_without_what_only_losses_of_detectors_need() -> None:
+    server = """
 import sys
 import inference
 for name in ("scipy.optimize", "boto3", "botocore"):
@@ -91,9 +93,5 @@ import scipy.optimize
 assert scipy.optimize.linear_sum_assignment.__module__.startswith("scipy")
 assert callable(scipy.optimize.minimize)
 """
-
-
-@pytest.mark.heavy
-def test_the_handlers_start_without_what_only_losses_of_detectors_need() -> None:
     code = Path(__file__).resolve().parents[2] / "code"
-    subprocess.run([sys.executable, "-c", SERVER], check=True, cwd=code, timeout=240)
+    subprocess.run([sys.executable, "-c", server], check=True, cwd=code, timeout=240)

@@ -16,8 +16,6 @@ from recipe import metrics
 from recipe.training.progress import MetricLines
 from tests.support import circulating
 
-FILE = Path(metrics.__file__)
-
 
 def read(line: str) -> dict[str, float]:
     """What SageMaker would record of one log line."""
@@ -85,14 +83,15 @@ def trained(*callbacks: TrainerCallback) -> list[dict[str, float]]:
     return trainer.state.log_history
 
 
-class PrintsAsTransformers4(TrainerCallback):
-    """As PrinterCallback of transformers 4 prints: the log itself, numbers as they are."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        print({name: value for name, value in logs.items() if name != "total_flos"})
-
-
 def test_hf_trainers_own_lines_are_read_by_our_regexes(capsys: pytest.CaptureFixture[str]) -> None:
+    class PrintsAsTransformers4(TrainerCallback):
+        """As PrinterCallback of transformers 4 prints: the log itself, numbers as they are."""
+
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
+            print({name: value for name, value in logs.items() if name != "total_flos"})
+
     # The second printer has what the first has left, as it takes total_flos out.
     history = trained(PrinterCallback(), PrintsAsTransformers4())
     lines = capsys.readouterr().out.splitlines()
@@ -149,8 +148,9 @@ def test_small_large_and_negative_numbers_are_written_out() -> None:
 
 
 def test_as_a_script_it_prints_definitions_within_the_limits_and_needs_no_package() -> None:
+    file = Path(metrics.__file__)
     shown = subprocess.run(
-        [sys.executable, "-S", str(FILE)], capture_output=True, text=True, check=True
+        [sys.executable, "-S", str(file)], capture_output=True, text=True, check=True
     )
     definitions = json.loads(shown.stdout)
     assert definitions == metrics.metric_definitions()

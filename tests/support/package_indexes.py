@@ -47,6 +47,8 @@ def bare_environment(folder: Path) -> Path:
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "pip").symlink_to(Path(pip.__file__).parent)
+    # Else pip removes the whole folder, and itself, with the last package in it.
+    (site / "kept").touch()
     return folder / "bin"
 
 

@@ -56,7 +56,7 @@ def assert_meets(link: Link) -> None:
     assert link.decision is not None and link.decision.state == "all done", link.decision
 
 
-JUNK = {
+@pytest.mark.parametrize("junk", [pytest.param(junk, id=name) for name, junk in {
     "brackets": b"[" * 60_000 + b"\n",
     "no line end": b"x" * 200_000,
     "no text": bytes(range(256)) * 64 + b"\n",
@@ -65,10 +65,7 @@ JUNK = {
     "another host": b'{"host": "algo-9", "state": "failed"}\n',
     "the first host": b'{"host": "localhost", "state": "abort"}\n',
     "a request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
+}.items()])  # fmt: skip
 def test_junk_closes_its_connection_and_nothing_else(first: Link, junk: bytes) -> None:
     with connect() as connection:
         with contextlib.suppress(ConnectionError):

@@ -62,7 +62,137 @@ class Case:
     is_launcher: bool = False
 
 
-CASES = {
+# The last line of a script's errors, and a part of the remedy.
+@pytest.mark.parametrize(("line", "remedy"), {
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.": "ran out of memory",
+    "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'": "--shm-size",
+    "OSError: [Errno 28] No space left on device": "volume_size",
+    "ModuleNotFoundError: No module named 'no_such_module'": "requirements.txt, next to the script",
+    "ModuleNotFoundError: No module named 'my_helper'": "dependencies=",
+    "ModuleNotFoundError: No module named 'torch_xla'": "image for Trainium",
+    "ModuleNotFoundError: No module named 'smdistributed'": "DistributedDataParallel",
+    "ModuleNotFoundError: No module named 'sagemaker_containers'": "is now sagemaker_training",
+    "ModuleNotFoundError: No module named 'horovod'": "image is for PyTorch",
+    "ImportError: cannot import name 'load_metric' from 'datasets' (datasets/__init__.py)": "evaluate.load",
+    "ImportError: cannot import name 'HfFolder' from 'huggingface_hub' (__init__.py)": "get_token",
+    "ImportError: cannot import name 'prepare_model_for_int8_training' from 'peft'": "kbit_training",
+    "ImportError: cannot import name 'AutoModelWithLMHead' from 'transformers'": "--transformers 4",
+    "KeyError: 'SM_CHANNEL_VALIDATION'": "no channel of that name",
+    "FileNotFoundError: Couldn't find a module script at /glue.py. Module 'glue' doesn't exist on the"
+    " Hugging Face Hub either.": "cannot reach the Hub",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": "lower the batch size",
+    "MemoryError: Unable to allocate 1.0 EiB": "larger instance",
+    "torch.distributed.DistNetworkError: The client socket has timed out": "communication error",
+    "KeyError: 'heartbeat'": "\n(exit code 1)",
+}.items())  # fmt: skip
+def test_an_exception_has_its_remedy(line: str, remedy: str, tmp_path: Path) -> None:
+    tail = ["Traceback (most recent call last):", line]
+    ended = failure.Ended(pid=1, is_script=False, exit_code=1, tail=tail)
+    head = failure.diagnose(ended, tmp_path).head
+    assert head.startswith(line) and remedy in head
+
+
+# Exceptions that end the script itself.
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in {
+    "long exception": Case(
+        "raise RuntimeError('begin ' + 'x' * 2000 + ' the last words')", 1,
+        ("script.py:1", " ... ", "the last words\n"), "RuntimeError: begin xxx",
+    ),
+    "exception after noise": Case(NOISE + "raise KeyError('x')", 1, ("script.py:3",), "KeyError: 'x'"),
+    "exception in a library": Case(
+        "import json\ndef load(): json.loads('{')\nload()", 1, ("script.py:2 in load",), "json.decoder.JSONDecodeError"
+    ),
+    "exception with a cause": Case(
+        "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
+        1, ("script.py:2", "raised as ValueError: second"), "ZeroDivisionError: division by zero\n",
+    ),
+    "time-out of asyncio": Case(
+        "import asyncio\nasync def load():\n"
+        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n"
+        "    except asyncio.TimeoutError as e: raise RuntimeError('the download hangs') from e\nasyncio.run(load())",
+        1, ("TimeoutError\n", "script.py:3 in load", "raised as RuntimeError: the download hangs"),
+    ),
+    "exception raised by the block that handles another": Case(
+        "try: {}['lr']\nexcept KeyError: raise ValueError('no such setting')",
+        1, ("script.py:1", "raised as ValueError: no such setting"), "KeyError: 'lr'\n",
+    ),
+    "exception of the way out that a handler took": Case(
+        "def load(): raise FileNotFoundError('no data')\n"
+        "try: import flash_attn_of_mine\nexcept ImportError: load()",
+        1, ("script.py:1 in load", "while handling ModuleNotFoundError"), "FileNotFoundError: no data",
+    ),
+    "exception that cannot be told": Case(
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd",
+        1, ("script.py:3", "cannot be shown"), "Odd: ",
+    ),
+    "exception in a data loader's worker": Case(
+        "from torch.utils.data import DataLoader\n"
+        "class Rows(list):\n    def __getitem__(self, at):\n        raise ValueError(f'row {at} is broken')\n"
+        "if __name__ == '__main__': next(iter(DataLoader(Rows([1, 2]), num_workers=1)))",
+        1, ("script.py:4 in __getitem__",), "ValueError: row 0 is broken\n",
+    ),
+    "exception while a data set is made": Case(
+        "import datasets\ndef rows():\n    yield {'a': 1}\n    raise KeyError('column')\n"
+        "datasets.Dataset.from_generator(rows, cache_dir='cache')",
+        1, ("script.py:4 in rows", "raised as datasets"), "KeyError: 'column'\n",
+    ),
+    "exception group": Case(
+        "import sys\nif sys.version_info < (3, 11): from exceptiongroup import ExceptionGroup\n"
+        "def f(): raise LookupError('leaf')\n"
+        "try: f()\nexcept LookupError as e: leaf = e\n"
+        "raise ExceptionGroup('two', [ExceptionGroup('one', [leaf]), KeyError(2)])",
+        1, ("script.py:3 in f", "raised as ExceptionGroup: two"), "LookupError: leaf",
+    ),
+    "rank of mp.start_processes": Case(
+        "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
+        "mp.start_processes(work, nprocs=1, start_method='fork')",
+        1, (), "ValueError: rank 0 of spawn",
+    ),
+    "collective that times out": Case(
+        GLOO + "if rank == 1: os.close(end[1]); os.read(end[0], 1); os._exit(0)\n"
+        "dist.all_reduce(torch.ones(1))",
+        1, ("ddp_timeout",), "RuntimeError: ",
+    ),
+    "torchrun of a rank that is killed and one that loses it": Case(
+        SHOW_RANK + "rank = '1'\nfrom torch.distributed.elastic.multiprocessing import errors\n"
+        f"if os.fork() == 0:\n    os.environ['RANK'] = '1'; raise RuntimeError({LOST_PEER!r})\n"
+        "os.wait()\nprint('E1126 18:00:00.000 1 torch/distributed/elastic/api.py', file=sys.stderr)\n"
+        "killed = errors.ProcessFailure(local_rank=0, pid=1, exitcode=-9, error_file='')\n"
+        "raise errors.ChildFailedError('script.py', {0: killed})",
+        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", is_launcher=True,
+    ),
+    "communication lost to a process that left": Case(
+        GLOO + "if rank == 1: os._exit(0)\ndist.all_reduce(torch.ones(1))", 1, ("communication error",),
+    ),
+}.items()])  # fmt: skip
+def test_exception(case: Case, tmp_path: Path, preloaded: Mapping[str, str]) -> None:
+    """In a fork that has the libraries and the hook, without a job around it."""
+    script = tmp_path / "script.py"
+    script.write_text(case.script)
+    (records := tmp_path / "records").mkdir()
+    environ = {
+        "PYTHONPATH": str(HOOK_DIR),
+        "AMPHORA_ERROR_DIR": str(records),
+        "AMPHORA_SCRIPT_DIR": str(tmp_path),
+        "HF_HOME": str(tmp_path),
+        "PATH": os.environ["PATH"],
+    }
+    done = run_script(preloaded, [str(script)], environ, tmp_path)
+    # The last one, since processes below the script end before it.
+    record = max(map(Record.read, records.glob("*.json")), key=lambda record: record.time)
+    ended = failure.Ended(
+        pid=record.pid,
+        is_script=not case.is_launcher,
+        exit_code=done.returncode,
+        tail=done.stderr.splitlines(),
+    )
+    diagnosis = failure.diagnose(ended, records)
+    check(case, diagnosis.text, diagnosis.exit_code, done.stderr)
+
+
+@pytest.mark.parametrize("case", [pytest.param(
+    case, id=name, marks=[pytest.mark.heavy] * (name == "one rank is killed")
+) for name, case in {
     "requirements that are not read": Case(
         "import flash_attn_of_mine", 1, ("src/requirements.txt is not read: move it to the top",),
         files=(("src/requirements.txt", "flash_attn"),),
@@ -88,11 +218,6 @@ CASES = {
         MOCK_PEERS + "if rank == '1': raise LookupError('deep')\nlose_peer()",
         1, ("script.py:15", "rank 1"), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 script.py"),),
-        hyperparameters=(("sagemaker_program", "run.sh"),),
-    ),
-    "accelerate launch": Case(
-        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
-        files=(("run.sh", f"{sys.executable} -m accelerate.commands.accelerate_cli launch --cpu --num_processes 1 script.py --n 1"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
     "exception that a shell forgave": Case(
@@ -172,151 +297,8 @@ CASES = {
         MOCK_PEERS + "if rank == '0': os.kill(os.getpid(), 9)\nlose_peer()",
         137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", environ=(("AMPHORA_NPROC_PER_NODE", "2"),),
     ),
-}  # fmt: skip
-
-RAISED = {
-    "long exception": Case(
-        "raise RuntimeError('begin ' + 'x' * 2000 + ' the last words')", 1,
-        ("script.py:1", " ... ", "the last words\n"), "RuntimeError: begin xxx",
-    ),
-    "exception after noise": Case(NOISE + "raise KeyError('x')", 1, ("script.py:3",), "KeyError: 'x'"),
-    "exception in a library": Case(
-        "import json\ndef load(): json.loads('{')\nload()", 1, ("script.py:2 in load",), "json.decoder.JSONDecodeError"
-    ),
-    "exception with a cause": Case(
-        "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
-        1, ("script.py:2", "raised as ValueError: second"), "ZeroDivisionError: division by zero\n",
-    ),
-    "time-out of asyncio": Case(
-        "import asyncio\nasync def load():\n"
-        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n"
-        "    except asyncio.TimeoutError as e: raise RuntimeError('the download hangs') from e\nasyncio.run(load())",
-        1, ("TimeoutError\n", "script.py:3 in load", "raised as RuntimeError: the download hangs"),
-    ),
-    "exception raised by the block that handles another": Case(
-        "try: {}['lr']\nexcept KeyError: raise ValueError('no such setting')",
-        1, ("script.py:1", "raised as ValueError: no such setting"), "KeyError: 'lr'\n",
-    ),
-    "exception of the way out that a handler took": Case(
-        "def load(): raise FileNotFoundError('no data')\n"
-        "try: import flash_attn_of_mine\nexcept ImportError: load()",
-        1, ("script.py:1 in load", "while handling ModuleNotFoundError"), "FileNotFoundError: no data",
-    ),
-    "exception that cannot be told": Case(
-        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd",
-        1, ("script.py:3", "cannot be shown"), "Odd: ",
-    ),
-    "exception in a data loader's worker": Case(
-        "from torch.utils.data import DataLoader\n"
-        "class Rows(list):\n    def __getitem__(self, at):\n        raise ValueError(f'row {at} is broken')\n"
-        "if __name__ == '__main__': next(iter(DataLoader(Rows([1, 2]), num_workers=1)))",
-        1, ("script.py:4 in __getitem__",), "ValueError: row 0 is broken\n",
-    ),
-    "exception while a data set is made": Case(
-        "import datasets\ndef rows():\n    yield {'a': 1}\n    raise KeyError('column')\n"
-        "datasets.Dataset.from_generator(rows, cache_dir='cache')",
-        1, ("script.py:4 in rows", "raised as datasets"), "KeyError: 'column'\n",
-    ),
-    "exception group": Case(
-        "import sys\nif sys.version_info < (3, 11): from exceptiongroup import ExceptionGroup\n"
-        "def f(): raise LookupError('leaf')\n"
-        "try: f()\nexcept LookupError as e: leaf = e\n"
-        "raise ExceptionGroup('two', [ExceptionGroup('one', [leaf]), KeyError(2)])",
-        1, ("script.py:3 in f", "raised as ExceptionGroup: two"), "LookupError: leaf",
-    ),
-    "rank of mp.start_processes": Case(
-        "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
-        "mp.start_processes(work, nprocs=1, start_method='fork')",
-        1, (), "ValueError: rank 0 of spawn",
-    ),
-    "collective that times out": Case(
-        GLOO + "if rank == 1: os.close(end[1]); os.read(end[0], 1); os._exit(0)\n"
-        "dist.all_reduce(torch.ones(1))",
-        1, ("ddp_timeout",), "RuntimeError: ",
-    ),
-    "torchrun of a rank that is killed and one that loses it": Case(
-        SHOW_RANK + "rank = '1'\nfrom torch.distributed.elastic.multiprocessing import errors\n"
-        f"if os.fork() == 0:\n    os.environ['RANK'] = '1'; raise RuntimeError({LOST_PEER!r})\n"
-        "os.wait()\nprint('E1126 18:00:00.000 1 torch/distributed/elastic/api.py', file=sys.stderr)\n"
-        "killed = errors.ProcessFailure(local_rank=0, pid=1, exitcode=-9, error_file='')\n"
-        "raise errors.ChildFailedError('script.py', {0: killed})",
-        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", is_launcher=True,
-    ),
-    "communication lost to a process that left": Case(
-        GLOO + "if rank == 1: os._exit(0)\ndist.all_reduce(torch.ones(1))", 1, ("communication error",),
-    ),
-}  # fmt: skip
-"""Exceptions that end the script itself."""
-
-
-# The last line of a script's errors, and a part of the remedy.
-@pytest.mark.parametrize(("line", "remedy"), {
-    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.": "ran out of memory",
-    "OSError: [Errno 28] No space left on device: '/dev/shm/torch_1_2'": "--shm-size",
-    "OSError: [Errno 28] No space left on device": "volume_size",
-    "ModuleNotFoundError: No module named 'no_such_module'": "requirements.txt, next to the script",
-    "ModuleNotFoundError: No module named 'my_helper'": "dependencies=",
-    "ModuleNotFoundError: No module named 'torch_xla'": "image for Trainium",
-    "ModuleNotFoundError: No module named 'smdistributed'": "DistributedDataParallel",
-    "ModuleNotFoundError: No module named 'sagemaker_containers'": "is now sagemaker_training",
-    "ModuleNotFoundError: No module named 'horovod'": "image is for PyTorch",
-    "ImportError: cannot import name 'load_metric' from 'datasets' (datasets/__init__.py)": "evaluate.load",
-    "ImportError: cannot import name 'HfFolder' from 'huggingface_hub' (__init__.py)": "get_token",
-    "ImportError: cannot import name 'prepare_model_for_int8_training' from 'peft'": "kbit_training",
-    "ImportError: cannot import name 'AutoModelWithLMHead' from 'transformers'": "--transformers 4",
-    "KeyError: 'SM_CHANNEL_VALIDATION'": "no channel of that name",
-    "FileNotFoundError: Couldn't find a module script at /glue.py. Module 'glue' doesn't exist on the"
-    " Hugging Face Hub either.": "cannot reach the Hub",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": "lower the batch size",
-    "MemoryError: Unable to allocate 1.0 EiB": "larger instance",
-    "torch.distributed.DistNetworkError: The client socket has timed out": "communication error",
-    "KeyError: 'heartbeat'": "\n(exit code 1)",
-}.items())  # fmt: skip
-def test_an_exception_has_its_remedy(line: str, remedy: str, tmp_path: Path) -> None:
-    tail = ["Traceback (most recent call last):", line]
-    ended = failure.Ended(pid=1, is_script=False, exit_code=1, tail=tail)
-    head = failure.diagnose(ended, tmp_path).head
-    assert head.startswith(line) and remedy in head
-
-
-@pytest.mark.parametrize("name", RAISED)
-def test_exception(name: str, tmp_path: Path, preloaded: Mapping[str, str]) -> None:
-    """In a fork that has the libraries and the hook, without a job around it."""
-    case = RAISED[name]
-    script = tmp_path / "script.py"
-    script.write_text(case.script)
-    (records := tmp_path / "records").mkdir()
-    environ = {
-        "PYTHONPATH": str(HOOK_DIR),
-        "AMPHORA_ERROR_DIR": str(records),
-        "AMPHORA_SCRIPT_DIR": str(tmp_path),
-        "HF_HOME": str(tmp_path),
-        "PATH": os.environ["PATH"],
-    }
-    done = run_script(preloaded, [str(script)], environ, tmp_path)
-    # The last one, since processes below the script end before it.
-    record = max(map(Record.read, records.glob("*.json")), key=lambda record: record.time)
-    ended = failure.Ended(
-        pid=record.pid,
-        is_script=not case.is_launcher,
-        exit_code=done.returncode,
-        tail=done.stderr.splitlines(),
-    )
-    diagnosis = failure.diagnose(ended, records)
-    check(case, diagnosis.text, diagnosis.exit_code, done.stderr)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            n, marks=[pytest.mark.heavy] if n in ("accelerate launch", "one rank is killed") else []
-        )
-        for n in CASES
-    ],
-)
-def test_failure(name: str, scripted: Tree) -> None:
-    case = CASES[name]
+}.items()])  # fmt: skip
+def test_failure(case: Case, scripted: Tree) -> None:
     scripted.configure({"sagemaker_program": "script.py", **dict(case.hyperparameters)})
     scripted.script(case.script)
     for file, text in case.files:

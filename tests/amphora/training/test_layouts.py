@@ -29,67 +29,59 @@ PYPROJECT = (
     '[project]\nname = "amphora-test-project"\nversion = "1"\n'
 )
 
-LAYOUTS: dict[str, tuple[str, dict[str, str]]] = {
-    "script": ("train.py", {"train.py": REPORT}),
-    "nested script with a sibling": (
-        "scripts/train.py",
-        {"scripts/train.py": "import helper" + REPORT, "scripts/helper.py": ""},
-    ),
-    "nested script that imports from the root": (
-        "jobs/train.py",
-        {"jobs/train.py": "import shared" + REPORT, "shared.py": ""},
-    ),
-    "setup.py": (
-        "pkg.train",
-        {
-            "setup.py": SETUP.format("pkg", "packages=['pkg']"),
-            "pkg/__init__.py": "",
-            "pkg/train.py": "from . import __name__ as name" + REPORT,
-        },
-    ),
-    "setup.py beside a script": (
-        "train.py",
-        {"setup.py": SETUP.format("flat", "py_modules=['train']"), "train.py": REPORT},
-    ),
-    "setup.py and a shell script": (
-        "run.sh",
-        {"setup.py": "raise SystemExit('never run')", "run.sh": SHELL},
-    ),
-    "pyproject.toml alone": ("train.py", {"pyproject.toml": PYPROJECT, "train.py": REPORT}),
-    "poetry": ("train.py", {"pyproject.toml": POETRY, "train.py": REPORT}),
-    "two top-level packages": (
-        "one/train.py",
-        {
-            "pyproject.toml": PYPROJECT,
-            "one/__init__.py": "",
-            "two/__init__.py": "",
-            "one/train.py": "import two" + REPORT,
-        },
-    ),
-    "shell script": ("run.sh", {"run.sh": SHELL}),
-    "program without a suffix": (
-        "train",
-        {"train": f"#!{sys.executable}\n" + REPORT},
-    ),
-    "requirements.txt": (
-        "train.py",
-        {
-            "requirements.txt": "./dependency\n",
-            "dependency/setup.py": SETUP.format("dependency", "py_modules=['dependency']"),
-            "dependency/dependency.py": "",
-            "train.py": "import dependency" + REPORT,
-        },
-    ),
-    "requirements.txt in a sub-folder": (
-        "src/train.py",
-        {"src/requirements.txt": "no-such-thing==9\n", "src/train.py": REPORT},
-    ),
-}
-
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_is_run_as_the_toolkit_runs_it(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        pytest.param(*layout, id=name)
+        for name, layout in {
+            "nested script with a sibling": (
+                "scripts/train.py",
+                {"scripts/train.py": "import helper" + REPORT, "scripts/helper.py": ""},
+            ),
+            "setup.py": (
+                "pkg.train",
+                {
+                    "setup.py": SETUP.format("pkg", "packages=['pkg']"),
+                    "pkg/__init__.py": "",
+                    "pkg/train.py": "from . import __name__ as name" + REPORT,
+                },
+            ),
+            "setup.py beside a script": (
+                "train.py",
+                {"setup.py": SETUP.format("flat", "py_modules=['train']"), "train.py": REPORT},
+            ),
+            "poetry": ("train.py", {"pyproject.toml": POETRY, "train.py": REPORT}),
+            "two top-level packages": (
+                "one/train.py",
+                {
+                    "pyproject.toml": PYPROJECT,
+                    "one/__init__.py": "",
+                    "two/__init__.py": "",
+                    "one/train.py": "import two" + REPORT,
+                },
+            ),
+            "shell script": ("run.sh", {"run.sh": SHELL}),
+            "requirements.txt": (
+                "train.py",
+                {
+                    "requirements.txt": "./dependency\n",
+                    "dependency/setup.py": SETUP.format("dependency", "py_modules=['dependency']"),
+                    "dependency/dependency.py": "",
+                    "train.py": "import dependency" + REPORT,
+                },
+            ),
+            "requirements.txt in a sub-folder": (
+                "src/train.py",
+                {"src/requirements.txt": "no-such-thing==9\n", "src/train.py": REPORT},
+            ),
+        }.items()
+    ],
+)
+def test_a_layout_is_run_as_the_toolkit_runs_it(
+    program: str, files: dict[str, str], tmp_path: Path
+) -> None:
     def ran(command: list[str], tree: Tree, packages: Path) -> tuple[bool, list[str], bool]:
         """Whether the job went well, what the script reported, and whether there is a success file."""
         environ = tree.environment(
@@ -107,7 +99,6 @@ def test_a_layout_is_run_as_the_toolkit_runs_it(name: str, tmp_path: Path) -> No
     if importlib.util.find_spec("sagemaker_training") is None:
         pytest.skip("sagemaker-training is not installed here (it needs a C compiler)")
     toolkit = [sys.executable, "-c", "from sagemaker_training import trainer; trainer.train()"]
-    program, files = LAYOUTS[name]
     outcomes = []
     for runner in ("toolkit", "ours"):
         tree = Tree(tmp_path / runner)

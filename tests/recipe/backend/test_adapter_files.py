@@ -19,7 +19,6 @@ from recipe.tasks.causal_lm.serve import Generator
 from tests.support.adapter_kit import adapter, merged
 from tests.support.serving_kit import Handlers, save, tokenizer
 
-IDS = torch.tensor([[7, 8, 9, 10]])
 CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
 
 
@@ -77,6 +76,15 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """peft writes no config.json and no tokenizer: both are the base's."""
+    ids = torch.tensor([[7, 8, 9, 10]])
+
+    def served_logits(folder: Path) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder)(
+                input_ids=ids
+            ).logits
+        return logits
+
     folder = adapter(base, tmp_path / "model", target_modules=["q_proj", "down_proj"], **CAUSAL)
     assert not (folder / "config.json").exists()
     with warnings.catch_warnings():
@@ -89,15 +97,9 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     task = registry.load(str(folder), environ)
     assert isinstance(task, Generator)
     with torch.inference_mode():
-        logits = task.loaded.model(input_ids=IDS).logits
+        logits = task.loaded.model(input_ids=ids).logits
     assert torch.allclose(logits, expected, atol=1e-4)
     assert "is merged into its base" in capsys.readouterr().out
-
-
-def served_logits(folder: Path) -> torch.Tensor:
-    with torch.inference_mode():
-        logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder)(input_ids=IDS).logits
-    return logits
 
 
 def test_an_adapter_whose_base_cannot_be_had_names_both(base: Path, tmp_path: Path) -> None:

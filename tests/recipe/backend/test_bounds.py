@@ -108,6 +108,7 @@ def test_what_costs_too_much_is_refused_with_the_figure_and_the_bound(
         ("tags", parameter_body(WORD * 2000, stride=8, aggregation_strategy="simple")),
         ("answers", parameter_body(QUESTION, doc_stride=16, top_k=20)),
         ("masks", parameter_body("the [MASK] was [MASK]", top_k=60)),
+        ("texts", parameter_body(WORD * 500_000, max_new_tokens=2)),
     ],
 )
 def test_long_texts_that_the_beginning_decides_are_answered(
@@ -156,15 +157,14 @@ def test_wrong_variables_are_all_named() -> None:
         bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
 
 
-def png(width: int, height: int) -> bytes:
-    out = io.BytesIO()
-    Image.new("1", (width, height)).save(out, format="PNG")
-    return out.getvalue()
-
-
 def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code(
     limit: Callable[[dict[str, str]], None],
 ) -> None:
+    def png(width: int, height: int) -> bytes:
+        out = io.BytesIO()
+        Image.new("1", (width, height)).save(out, format="PNG")
+        return out.getvalue()
+
     limit({"AMPHORA_MAX_PIXELS": "7000"})
     large, half = png(120, 60), png(60, 60)
     with pytest.raises(TooCostly, match=r"7,200 pixels.*AMPHORA_MAX_PIXELS"):

@@ -12,18 +12,6 @@ from recipe.backend.requests.payloads import BadRequest
 from tests.support.serving_kit import Handlers, save
 
 
-def save_plain_tokenizer(folder: Path) -> None:
-    """Save a tokenizer that adds no token of its own."""
-    known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    kind = PreTrainedTokenizerFast(
-        tokenizer_object=made, model_max_length=48, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    kind.save_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     ("kind", "environ"),
     [
@@ -38,6 +26,17 @@ def save_plain_tokenizer(folder: Path) -> None:
 def test_an_empty_text_is_refused_or_is_its_records_fault(
     kind: str, environ: dict[str, str], tmp_path: Path
 ) -> None:
+    def save_plain_tokenizer(folder: Path) -> None:
+        """Save a tokenizer that adds no token of its own."""
+        known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
+        made.normalizer = normalizers.BertNormalizer()
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        kind = PreTrainedTokenizerFast(
+            tokenizer_object=made, model_max_length=48, pad_token="[PAD]", unk_token="[UNK]"
+        )
+        kind.save_pretrained(folder)
+
     folder = save("BertModel" if kind == "sentences" else kind, tmp_path / "model")
     save_plain_tokenizer(folder)
     if kind == "sentences":

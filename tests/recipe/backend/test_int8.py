@@ -333,7 +333,9 @@ def test_beyond_the_bounds_nothing_is_saved(
     assert not (job.base / "model" / "int8").exists()
 
 
-COMPARED = """
+@pytest.mark.heavy
+def test_a_model_is_compared_before_training(run: Run) -> None:
+    compared = """
 import json, types
 import torch, transformers
 torch.set_num_threads(1)
@@ -354,11 +356,7 @@ for kind, model in models.items():
     except ModelError as error:
         print("ANSWERS", json.dumps([kind, str(error)]))
 """
-
-
-@pytest.mark.heavy
-def test_a_model_is_compared_before_training(run: Run) -> None:
-    pairs, _ = run(COMPARED)
+    pairs, _ = run(compared)
     outcomes = dict(pairs)
     for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "no pooler"):
         assert outcomes[kind] == "is computed"

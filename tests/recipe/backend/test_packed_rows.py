@@ -41,30 +41,6 @@ def model_of(kind: str, head: str) -> Any:
     return model.eval()
 
 
-def rows_of(model: Any, types: bool) -> list[TokenRow]:
-    random = np.random.default_rng(0)
-    rows = []
-    for length in LENGTHS:
-        ids = random.integers(4, 50, length).tolist()
-        owners = [int(index > length // 2) for index in range(length)] if types else None
-        rows.append(TokenRow(ids, owners))
-    # Padding that a text spells, as "<pad>" does.
-    rows[2].ids[4] = PAD
-    return rows
-
-
-@torch.inference_mode()
-def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
-    inputs = {"input_ids": torch.tensor([row.ids])}
-    if row.types is not None:
-        inputs["token_type_ids"] = torch.tensor([row.types])
-    mask = torch.ones_like(inputs["input_ids"])
-    (value,) = values_from_padded(
-        reading, model(**inputs, attention_mask=mask), mask, [row]
-    ).split()
-    return value
-
-
 @pytest.mark.parametrize(
     ("kind", "head"),
     [
@@ -78,6 +54,28 @@ def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
     ],
 )
 def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None:
+    @torch.inference_mode()
+    def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
+        inputs = {"input_ids": torch.tensor([row.ids])}
+        if row.types is not None:
+            inputs["token_type_ids"] = torch.tensor([row.types])
+        mask = torch.ones_like(inputs["input_ids"])
+        (value,) = values_from_padded(
+            reading, model(**inputs, attention_mask=mask), mask, [row]
+        ).split()
+        return value
+
+    def rows_of(model: Any, types: bool) -> list[TokenRow]:
+        random = np.random.default_rng(0)
+        rows = []
+        for length in LENGTHS:
+            ids = random.integers(4, 50, length).tolist()
+            owners = [int(index > length // 2) for index in range(length)] if types else None
+            rows.append(TokenRow(ids, owners))
+        # Padding that a text spells, as "<pad>" does.
+        rows[2].ids[4] = PAD
+        return rows
+
     model, reading = model_of(kind, head), HEADS[head]
     has_types = "token_type_ids" in model.forward.__code__.co_varnames and kind != "roberta"
     has_types &= getattr(model.config, "type_vocab_size", 0) > 1
@@ -107,10 +105,6 @@ def test_rows_are_no_longer_than_they_may_be_and_hold_every_text_once() -> None:
     assert list(packed.cuts([500])) == [[0]]
 
 
-def handlers(tmp_path: Path, kind: str = "BertForSequenceClassification", **environ: str) -> Any:
-    return Handlers(save(kind, tmp_path / "model", 7), **environ).model.loaded  # type: ignore[attr-defined]
-
-
 def test_a_model_whose_texts_would_see_each_other_is_padded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,27 +124,36 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
 
 
 def test_models_of_no_known_family_are_padded(tmp_path: Path) -> None:
+    def handlers(
+        tmp_path: Path, kind: str = "BertForSequenceClassification", **environ: str
+    ) -> Any:
+        return Handlers(save(kind, tmp_path / "model", 7), **environ).model.loaded  # type: ignore[attr-defined]
+
     assert handlers(tmp_path, "GPT2ForSequenceClassification").layout is None
     assert handlers(tmp_path / "bert").layout is not None
-
-
-class NoHost(TorchDispatchMode):
-    """Refuses operations on tensors of the host: each would wait for the device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        everything = [*args, *(kwargs or {}).values(), result]
-        nested = [part for item in everything if isinstance(item, (list, tuple)) for part in item]
-        for argument in [*everything, *nested]:
-            if isinstance(argument, Tensor) and argument.device.type == "cpu":
-                raise AssertionError(f"{func} reads or makes a tensor on the host")
-        return result
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_computed_without_the_host(kind: str) -> None:
     """On tensors without numbers, as by flash attention: a copy from the device raises by itself,
     one to it is an operation on the host."""
+
+    class NoHost(TorchDispatchMode):
+        """Refuses operations on tensors of the host: each would wait for the device."""
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            everything = [*args, *(kwargs or {}).values(), result]
+            nested = [
+                part for item in everything if isinstance(item, (list, tuple)) for part in item
+            ]
+            for argument in [*everything, *nested]:
+                if isinstance(argument, Tensor) and argument.device.type == "cpu":
+                    raise AssertionError(f"{func} reads or makes a tensor on the host")
+            return result
+
     model = model_of(kind, "")
     packed = PackedRows.from_model(model, "AutoModel", frozenset({"token_type_ids"}), {})
     assert packed is not None

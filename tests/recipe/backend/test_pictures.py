@@ -71,13 +71,15 @@ CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
          lambda pipeline: pipeline(PICTURE, candidate_labels=LABELS, hypothesis_template="good {}")),
     ]),
 }  # fmt: skip
-CHEAP = ("features", "clip")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(name, marks=() if name in CHEAP else pytest.mark.heavy) for name in CASES],
+    [
+        pytest.param(name, marks=() if name in ("features", "clip") else pytest.mark.heavy)
+        for name in CASES
+    ],
 )
 def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     case: str, tmp_path: Path

@@ -47,45 +47,42 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
-    """A small random model whose weights are far from 0, so that a leak would be seen."""
-    name, values = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**values)
-    config._attn_implementation = attention
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return spread(model)
-
-
-def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
-    """[2]: the sum of a document's losses, and how often the model is right, by its own words."""
-    ids = torch.from_numpy(documents.tokens(row).astype(np.int64))
-    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
-    labels = ids.where(torch.from_numpy(learned), torch.tensor(-100))
-    logits = model(input_ids=ids[None]).logits[0, :-1]
-    total = functional.cross_entropy(logits, labels[1:], reduction="sum", ignore_index=-100)
-    return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
-
-
-LAYOUTS: dict[str, Any] = {
-    "packed": lambda lengths: Packed(plan.shape(lengths), SIZE, PAD, 0),
-    "padded": lambda lengths: Padded(plan.buckets(lengths), SIZE, PAD),
-    "one row": lambda lengths: Packed(flat.row(lengths), SIZE, PAD, 0),
-}
-
-
-CASES = [
-    *((kind, "sdpa", layout) for kind in KINDS for layout in ("packed", "one row")),
-    # Padded batches go through the library's own masks; eager attention takes masks that are added.
-    *((kind, "sdpa", "padded") for kind in ("gpt2", "qwen3, with windows")),
-    *((kind, "eager", "packed") for kind in ("gpt2", "qwen3, with windows", "gemma")),
-]
-
-
-@pytest.mark.parametrize(("kind", "attention", "lay"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "attention", "lay"),
+    [
+        *((kind, "sdpa", layout) for kind in KINDS for layout in ("packed", "one row")),
+        # Padded batches go through the library's own masks; eager attention takes masks that are added.
+        *((kind, "sdpa", "padded") for kind in ("gpt2", "qwen3, with windows")),
+        *((kind, "eager", "packed") for kind in ("gpt2", "qwen3, with windows", "gemma")),
+    ],
+)
 def test_losses_and_gradients_are_those_of_documents_alone(
     kind: str, attention: str, lay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    layouts: dict[str, Any] = {
+        "packed": lambda lengths: Packed(plan.shape(lengths), SIZE, PAD, 0),
+        "padded": lambda lengths: Padded(plan.buckets(lengths), SIZE, PAD),
+        "one row": lambda lengths: Packed(flat.row(lengths), SIZE, PAD, 0),
+    }
+
+    def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
+        """[2]: the sum of a document's losses, and how often the model is right, by its own words."""
+        ids = torch.from_numpy(documents.tokens(row).astype(np.int64))
+        learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
+        labels = ids.where(torch.from_numpy(learned), torch.tensor(-100))
+        logits = model(input_ids=ids[None]).logits[0, :-1]
+        total = functional.cross_entropy(logits, labels[1:], reduction="sum", ignore_index=-100)
+        return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
+
+    def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
+        """A small random model whose weights are far from 0, so that a leak would be seen."""
+        name, values = KINDS[kind]
+        config = getattr(transformers, f"{name}Config")(**values)
+        config._attn_implementation = attention
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        return spread(model)
+
     model = make(kind, attention)
     documents = documents_of([30, 5, 17, 2, 41])
     rows = np.arange(5)
@@ -94,7 +91,7 @@ def test_losses_and_gradients_are_those_of_documents_alone(
     packed_decoders.patch_forward_for_documents(model)
     if lay == "one row":
         flat_attention.use(model)
-    layout = DocumentLayout(LAYOUTS[lay]([documents.lengths]), count + 3)
+    layout = DocumentLayout(layouts[lay]([documents.lengths]), count + 3)
     # In several parts, too, whose logits are not kept.
     monkeypatch.setattr(
         packed_decoders, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26

@@ -13,13 +13,6 @@ from recipe.batching.batches import Batch, Layout, Packed, Padded, Training, Wor
 from recipe.batching.samples import Samples, sharded
 
 PAD = 1
-# Tokens of a row from 2 on, so that padding is none; then its label, which tells the row.
-ROWS = some.lists(some.lists(some.integers(2, 99), min_size=1, max_size=15), max_size=20)
-# The rows of each host, and how many processes it has.
-HOSTS = some.lists(some.tuples(ROWS, some.integers(1, 3)), min_size=1, max_size=3).filter(
-    lambda hosts: any(rows for rows, _ in hosts)
-)
-KINDS = some.sampled_from(["blocks", "one row", "padded"])
 
 
 def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
@@ -28,40 +21,6 @@ def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
     starts = np.cumsum([0, *map(len, rows)])
     labels = np.arange(first, first + len(rows))
     return Samples(ids, starts, labels, types=(ids % 2).astype(np.int8))
-
-
-def processes_of(
-    hosts: Sequence[tuple[list[list[int]], int]],
-) -> tuple[list[Samples], list[list[int]]]:
-    """The samples as each process has them, and all rows. Processes of the hosts alternate."""
-    rows = [row for of_host, _ in hosts for row in of_host]
-    firsts = np.cumsum([0, *(len(of_host) for of_host, _ in hosts)]).tolist()
-    of_hosts = [
-        tokenised(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)
-    ]
-    if len(hosts) == 1:
-        return of_hosts * hosts[0][1], rows
-    turns = range(max(count for _, count in hosts))
-    host_of = [host for turn in turns for host, (_, count) in enumerate(hosts) if turn < count]
-    names = [f"algo-{host}" for host in host_of]
-    sent: list[Any] = []
-
-    def send(value: Any) -> list[Any]:
-        sent.append(value)
-        return [(np.zeros(0, np.uint8), np.zeros(0, np.int64), "")] * len(names)
-
-    for rank, host in enumerate(host_of):
-        sharded(of_hosts[host], names, rank, send)
-    return [
-        sharded(of_hosts[host], names, rank, lambda _: sent)[0] for rank, host in enumerate(host_of)
-    ], rows
-
-
-def layout_of(kind: str, size: int, lengths: list[Any]) -> Layout:
-    if kind == "padded":
-        return Padded(packing.buckets(lengths), size, PAD, typed=True)
-    shape = flat.row(lengths) if kind == "one row" else packing.shape(lengths)
-    return Packed(shape, size, PAD, 0, typed=True)
 
 
 def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
@@ -94,10 +53,58 @@ def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
 
 
 @settings(max_examples=25)
-@given(HOSTS, some.integers(1, 6), some.integers(1, 3), KINDS, some.integers(0, 2))
+# The rows of each host, and how many processes it has.
+# Tokens of a row from 2 on, so that padding is none; then its label, which tells the row.
+@given(
+    some.lists(
+        some.tuples(
+            some.lists(some.lists(some.integers(2, 99), min_size=1, max_size=15), max_size=20),
+            some.integers(1, 3),
+        ),
+        min_size=1,
+        max_size=3,
+    ).filter(lambda hosts: any(rows for rows, _ in hosts)),
+    some.integers(1, 6),
+    some.integers(1, 3),
+    some.sampled_from(["blocks", "one row", "padded"]),
+    some.integers(0, 2),
+)
 def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
     hosts: list[tuple[list[list[int]], int]], size: int, accumulation: int, kind: str, epoch: int
 ) -> None:
+    def layout_of(kind: str, size: int, lengths: list[Any]) -> Layout:
+        if kind == "padded":
+            return Padded(packing.buckets(lengths), size, PAD, typed=True)
+        shape = flat.row(lengths) if kind == "one row" else packing.shape(lengths)
+        return Packed(shape, size, PAD, 0, typed=True)
+
+    def processes_of(
+        hosts: Sequence[tuple[list[list[int]], int]],
+    ) -> tuple[list[Samples], list[list[int]]]:
+        """The samples as each process has them, and all rows. Processes of the hosts alternate."""
+        rows = [row for of_host, _ in hosts for row in of_host]
+        firsts = np.cumsum([0, *(len(of_host) for of_host, _ in hosts)]).tolist()
+        of_hosts = [
+            tokenised(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)
+        ]
+        if len(hosts) == 1:
+            return of_hosts * hosts[0][1], rows
+        turns = range(max(count for _, count in hosts))
+        host_of = [host for turn in turns for host, (_, count) in enumerate(hosts) if turn < count]
+        names = [f"algo-{host}" for host in host_of]
+        sent: list[Any] = []
+
+        def send(value: Any) -> list[Any]:
+            sent.append(value)
+            return [(np.zeros(0, np.uint8), np.zeros(0, np.int64), "")] * len(names)
+
+        for rank, host in enumerate(host_of):
+            sharded(of_hosts[host], names, rank, send)
+        return [
+            sharded(of_hosts[host], names, rank, lambda _: sent)[0]
+            for rank, host in enumerate(host_of)
+        ], rows
+
     of_processes, rows = processes_of(hosts)
     assert len({samples.fingerprint() for samples in of_processes}) == 1
     expected = Counter((number, number, tuple(row)) for number, row in enumerate(rows))

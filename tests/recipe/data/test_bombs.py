@@ -63,20 +63,6 @@ def endless_text(path: Path) -> None:
     path.write_bytes(gzip.compress(b'[{"text": "') + gzip.compress(b"a" * (1 << 27)) * 40)
 
 
-def read(path: Path, reader: str) -> tuple[str, int]:
-    """What is said of a file, and the most memory that reading it took, in bytes."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, reader, str(path)],
-        cwd=CODE,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    *output, peak = done.stdout.splitlines()
-    return "\n".join(output), int(peak)
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("make", "name"),
@@ -90,6 +76,19 @@ def read(path: Path, reader: str) -> tuple[str, int]:
 def test_a_small_file_of_gigabytes_is_refused_by_name(
     tmp_path: Path, make: Callable[[Path], None], name: str
 ) -> None:
+    def read(path: Path, reader: str) -> tuple[str, int]:
+        """What is said of a file, and the most memory that reading it took, in bytes."""
+        done = subprocess.run(
+            [sys.executable, "-c", READ, reader, str(path)],
+            cwd=CODE,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        *output, peak = done.stdout.splitlines()
+        return "\n".join(output), int(peak)
+
     path = tmp_path / name
     make(path)
     assert path.stat().st_size < 20 << 20

@@ -31,7 +31,6 @@ from tests.support.packed_batches import KINDS, PAD, SIZE, make
 
 ONE = "the film was {} and number {} was shown first"
 OTHER = "a film of kind {} with number {} came later"
-LONG = '"He said it" on day {} , and then the {} came back" again'
 
 
 def write(
@@ -53,7 +52,8 @@ FIRST, SECOND = filled(ONE), filled(OTHER)
 
 
 def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:
-    quoted = [LONG.format(number, number) for number in range(40)]
+    long = '"He said it" on day {} , and then the {} came back" again'
+    quoted = [long.format(number, number) for number in range(40)]
     open_ended = [*quoted[:3], '"open', *quoted[4:20], 'closed"', *quoted[21:]]
     header = "Quality,#1 ID,#2 ID,#1 String,#2 String"
     path = write(tmp_path / "MRPC.tsv", header, LABELS, IDS, IDS, quoted, open_ended, bom=True)
@@ -77,17 +77,20 @@ def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:
     assert read(tmp_path / "c.tsv").table["text"].to_pylist()[0] == f"two\nlines of {FIRST[0]}"
 
 
-def dataset(labels: Sequence[int]) -> datasets.Dataset:
-    kind = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
-    features = datasets.Features(
-        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
-         "label": kind}
-    )  # fmt: skip
-    rows = {"premise": FIRST[: len(labels)], "hypothesis": SECOND[: len(labels)], "label": labels}
-    return datasets.Dataset.from_dict(rows, features=features)
-
-
 def test_hidden_labels_are_not_evaluated_and_rows_without_one_are_left_out(tmp_path: Path) -> None:
+    def dataset(labels: Sequence[int]) -> datasets.Dataset:
+        kind = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+        features = datasets.Features(
+            {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
+             "label": kind}
+        )  # fmt: skip
+        rows = {
+            "premise": FIRST[: len(labels)],
+            "hypothesis": SECOND[: len(labels)],
+            "label": labels,
+        }
+        return datasets.Dataset.from_dict(rows, features=features)
+
     whole = datasets.DatasetDict(
         train=dataset([0, 1, 2, -1] * 10), validation=dataset([2, 1, 0]), test=dataset([-1] * 9)
     )

@@ -22,8 +22,6 @@ from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
-TOLERANCE = 2e-5
-TEXTS_OF_ROWS = datasets.Sequence(datasets.Value("string"))
 A, B, _, D = TEXTS
 LONG = " ".join([B, D] * 2)
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
@@ -64,18 +62,12 @@ CHOSEN = [
 ]  # fmt: skip
 FILLED = [
     question_body(MASKED[0]), question_body(MASKED), question_body(MASKED[0], top_k=2),
-    question_body(MASKED, top_k=1),
+    question_body(MASKED, top_k=1), question_body(MASKED[0], targets=["good", "bad"]),
+    question_body(MASKED[1], targets="paris", top_k=1),
 ]  # fmt: skip
 FEATURES = [
     question_body(A), question_body([A]), question_body(TEXTS), question_body(A, truncation=True),
 ]  # fmt: skip
-
-
-def toolkit_answer(pipeline: Any, body: Any) -> Any:
-    """What Hugging Face's image answers: `inputs`, or the whole object, and `parameters`."""
-    data = copy.deepcopy(body)
-    inputs = data.pop("inputs", data)
-    return pipeline(inputs, **(data.pop("parameters", None) or {}))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -105,6 +97,13 @@ def toolkit_answer(pipeline: Any, body: Any) -> Any:
     pytest.param(("feature-extraction", "BertModel", {}, FEATURES), id="token vectors"),
 ])  # fmt: skip
 def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) -> None:
+    def toolkit_answer(pipeline: Any, body: Any) -> Any:
+        """What Hugging Face's image answers: `inputs`, or the whole object, and `parameters`."""
+        data = copy.deepcopy(body)
+        inputs = data.pop("inputs", data)
+        return pipeline(inputs, **(data.pop("parameters", None) or {}))
+
+    tolerance = 2e-5
     task, kind, config, bodies = case
     folder = save(kind, tmp_path / "model", 7, **config)
     if kind.startswith("GPT2"):
@@ -116,49 +115,50 @@ def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) 
     expected = [plain(toolkit_answer(reference, body)) for body in bodies]
     merged = served.ask_all(bodies)
     for body, answer, wanted in zip(bodies, merged, expected, strict=True):
-        assert_close(answer, wanted, TOLERANCE, f"{body}")
-        assert_close(served.ask(body), wanted, TOLERANCE, f"alone: {body}")
+        assert_close(answer, wanted, tolerance, f"{body}")
+        assert_close(served.ask(body), wanted, tolerance, f"alone: {body}")
 
 
 ANSWERED = "anna said the film was bad again in paris ."
 
 
-def best_spans(model: Any, question: str, context: str, longest: int = 15) -> list[dict[str, Any]]:
-    """Every span of tokens, its probability and words: the definition, with nothing left out."""
-    reader: Any = AutoTokenizer.from_pretrained(model.name_or_path)
-    encoded = reader(question, context, return_tensors="pt", return_offsets_mapping=True)
-    offsets = encoded.pop("offset_mapping")[0].tolist()
-    with torch.no_grad():
-        output = model(**encoded)
-    owners = encoded.sequence_ids(0)
-    # "No answer", the first token, takes its part of the probability.
-    able = torch.tensor([owner == 1 or index == 0 for index, owner in enumerate(owners)])
-    start, end = (
-        torch.where(able, logits[0], -1e4).softmax(-1)
-        for logits in (output.start_logits, output.end_logits)
-    )
-    results: dict[str, dict[str, Any]] = {}
-    inside = [index for index, owner in enumerate(owners) if owner == 1]
-    for first in inside:
-        for last in inside:
-            if first <= last < first + longest:
-                words = encoded.token_to_word(first), encoded.token_to_word(last)
-                begins = encoded.word_to_chars(words[0], sequence_index=1).start
-                stops = encoded.word_to_chars(words[1], sequence_index=1).end
-                entry = {
-                    "score": 0.0,
-                    "start": begins,
-                    "end": stops,
-                    "answer": context[begins:stops],
-                }
-                span = results.setdefault(context[begins:stops], entry)
-                span["score"] += float(start[first] * end[last])
-                assert offsets[first][0] >= begins
-    none = {"score": float(start[0] * end[0]), "start": 0, "end": 0, "answer": ""}
-    return [none, *sorted(results.values(), key=lambda item: -item["score"])]
-
-
 def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
+    def best_spans(
+        model: Any, question: str, context: str, longest: int = 15
+    ) -> list[dict[str, Any]]:
+        """Every span of tokens, its probability and words: the definition, with nothing left out."""
+        reader: Any = AutoTokenizer.from_pretrained(model.name_or_path)
+        encoded = reader(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            output = model(**encoded)
+        owners = encoded.sequence_ids(0)
+        # "No answer", the first token, takes its part of the probability.
+        able = torch.tensor([owner == 1 or index == 0 for index, owner in enumerate(owners)])
+        start, end = (
+            torch.where(able, logits[0], -1e4).softmax(-1)
+            for logits in (output.start_logits, output.end_logits)
+        )
+        results: dict[str, dict[str, Any]] = {}
+        inside = [index for index, owner in enumerate(owners) if owner == 1]
+        for first in inside:
+            for last in inside:
+                if first <= last < first + longest:
+                    words = encoded.token_to_word(first), encoded.token_to_word(last)
+                    begins = encoded.word_to_chars(words[0], sequence_index=1).start
+                    stops = encoded.word_to_chars(words[1], sequence_index=1).end
+                    entry = {
+                        "score": 0.0,
+                        "start": begins,
+                        "end": stops,
+                        "answer": context[begins:stops],
+                    }
+                    span = results.setdefault(context[begins:stops], entry)
+                    span["score"] += float(start[first] * end[last])
+                    assert offsets[first][0] >= begins
+        none = {"score": float(start[0] * end[0]), "start": 0, "end": 0, "answer": ""}
+        return [none, *sorted(results.values(), key=lambda item: -item["score"])]
+
     folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     served = Handlers(folder)
@@ -202,6 +202,7 @@ def test_questions_are_answered_as_the_model_was_judged(
     may_be_none: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the parameters that training left in config.json, and by the rule of its evaluations."""
+    texts_of_rows = datasets.Sequence(datasets.Value("string"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
     settings = {
@@ -217,7 +218,7 @@ def test_questions_are_answered_as_the_model_was_judged(
         {**entry, "answers": [], "starts": [], "id": str(position)}
         for position, entry in enumerate(texts)
     ]
-    split = datasets.Dataset.from_list(rows).cast_column("answers", TEXTS_OF_ROWS)
+    split = datasets.Dataset.from_list(rows).cast_column("answers", texts_of_rows)
     reader: Any = AutoTokenizer.from_pretrained(folder)
     of_rows = windows.tokenise("test", split, reader, 20, 3)
     assert len(of_rows) > 1.5 * len(rows)
@@ -251,6 +252,10 @@ def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -
     one = Handlers(folder).ask(question_body(texts, max_new_tokens=4, num_beams=1))
     file.write_text(json.dumps({**config, "num_beams": 1}))
     assert Handlers(folder).ask(question_body(texts, max_new_tokens=4)) == one != by_beams
+    # As many texts as the model's own beams may be asked for.
+    file.write_text(json.dumps({**config, "num_beams": 3}))
+    body = question_body(A, max_new_tokens=4, num_return_sequences=2)
+    assert len(Handlers(folder).ask(body)) == 2
 
 
 def test_texts_are_written_as_generate_writes_them(tmp_path: Path) -> None:
@@ -275,9 +280,11 @@ def test_texts_are_written_as_generate_writes_them(tmp_path: Path) -> None:
         ("text2text-generation", "generated_text"),
     ]:
         served = Handlers(folder, HF_TASK=task)
+        several = {"num_beams": 2, "num_return_sequences": 2, **few}
         cases: list[tuple[Any, Any]] = [
             (question_body(A, **few), write(name, A, num_beams=4, **few)),
-            (question_body(B, num_beams=2, **few), write(name, B, num_beams=2, **few)),
+            (question_body(B, **several), write(name, B, **several)),
+            (question_body([A, B], **several), [write(name, text, **several) for text in (A, B)]),
             (question_body([A], num_beams=1, prefix="who ", **few), write(name, f"who {A}", **few)),
         ]
         answers = served.ask_all([body for body, _ in cases])
@@ -288,7 +295,7 @@ def test_texts_are_written_as_generate_writes_them(tmp_path: Path) -> None:
     assert served.ask(question_body(A)) == wanted
     for wrong, words in [
         (question_body(A, max_length=5, max_new_tokens=5), "Give one"), (question_body(A, tgt_lang="de"), "tgt_lang"),
-        (question_body(A, num_beams=65), "64 at most"), (question_body(A, stream=True), "stream"),
+        (question_body(A, num_beams=2, num_return_sequences=3), "num_beams 2"), (question_body(A, stream=True), "stream"),
         (question_body(A, max_new_tokens=10**9), "model's limit is"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):

@@ -24,10 +24,6 @@ from recipe.tasks.zero_shot import serve as zero_shot
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, request, save, tokenizer
 
 LONG = " ".join([*["anna"] * 30, *["film"] * 30])
-QUESTION = {
-    "question": "who said it in the film",
-    "context": "anna said paris was bad again . " * 3,
-}
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 
 
@@ -81,7 +77,10 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
     pytest.param(Task(
         kind="BertForQuestionAnswering",
         known=question_answering.PARAMETERS,
-        inputs=QUESTION,
+        inputs={
+    "question": "who said it in the film",
+    "context": "anna said paris was bad again . " * 3,
+},
         usual={"top_k": 3},
         changes={
             "top_k": 1, "doc_stride": (6, {"max_seq_len": 24}), "max_answer_len": 1,
@@ -107,7 +106,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
         changes={
-            "top_k": 2,
+            "top_k": 2, "targets": ["good"],
             "truncation": False, **_READ,
         },
         without_effect={"padding"},
@@ -124,11 +123,11 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "temperature": (9.0, _SAMPLED), "top_k": (2, _SAMPLED), "top_p": (0.2, _SAMPLED),
             "typical_p": (0.2, _SAMPLED), "seed": (4, {**_SAMPLED, "temperature": 5.0}),
             "repetition_penalty": 4.0, "length_penalty": -9.0, "no_repeat_ngram_size": 1,
-            "prefix": "who said ",
+            "num_return_sequences": 2, "prefix": "who said ",
         },
-        # Lengths and cuts of long texts are below.
+        # Lengths and cuts of long texts are below; the tokenizer here writes no spaces to clean.
         without_effect={
-            "max_length", "early_stopping", "truncation",
+            "max_length", "early_stopping", "truncation", "clean_up_tokenization_spaces",
         },
     ), id="text2text-generation"),
     pytest.param(Task(
@@ -144,15 +143,15 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "top_k": (1, {"temperature": 9.0, "seed": 5}),
             "typical_p": (0.1, {"temperature": 9.0, "seed": 5}),
             "min_p": (0.9, {"temperature": 9.0, "seed": 5}), "seed": (6, {"temperature": 9.0}),
-            "repetition_penalty": 9.0, "no_repeat_ngram_size": 1,
+            "repetition_penalty": 9.0, "frequency_penalty": 2, "no_repeat_ngram_size": 1,
             "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
-            "stop_sequences": ["ag"], "stop_sequence": "ag",
-            "return_full_text": False,
+            "stop_sequences": ["ag"], "stop_sequence": "ag", "truncate": 2,
+            "return_full_text": False, "details": True,
         },
         # Values that have no effect are the only ones that some take; streams have their own tests.
         without_effect={
             "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
-            "num_beams", "best_of", "details", "frequency_penalty",
+            "num_beams", "best_of",
         },
     ), id="text-generation"),
 ])  # fmt: skip

@@ -27,9 +27,6 @@ JSON, LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT = "application/x-npy", "text/plain"
 
 
-Pair = namedtuple("Pair", "one other")
-
-
 def as_json(value: Any) -> Any:
     body, kind = encode(value, JSON)
     assert kind == JSON
@@ -39,7 +36,6 @@ def as_json(value: Any) -> Any:
 
 PNG = io.BytesIO()
 Image.new("1", (1, 1)).save(PNG, format="PNG")
-FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
         ({np.int64(4): 1, None: 3}, {"4": 1, "null": 3}),
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
         (SequenceClassifierOutput(logits=torch.ones(1, 2)), {"logits": [[1.0, 1.0]]}),
-        (Pair(1, "b"), [1, "b"]),
+        (namedtuple("Pair", "one other")(1, "b"), [1, "b"]),
         ({3, 1, 2}, [1, 2, 3]),
         (deque([1]), [1]),
         ({"k": 1}.values(), [1]),
@@ -189,20 +185,18 @@ def test_nothing_acceptable_is_406() -> None:
     assert caught.value.status_code == 406
 
 
-NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats())
-VALUES = st.recursive(
-    NUMBERS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.tuples(inner),
-        st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    ),
-    max_leaves=5,
-)
-
-
 @settings(max_examples=40)
-@given(VALUES)
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats()),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.tuples(inner),
+            st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        ),
+        max_leaves=5,
+    )
+)
 def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     """No value becomes another one on its way, and no answer is invalid JSON."""
     try:
@@ -219,7 +213,10 @@ def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1), st.sampled_from(FLOATS))
+@given(
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1),
+    st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+)
 def test_tensors_keep_their_numbers(numbers: list[float], dtype: torch.dtype) -> None:
     tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
     expected = tensor.to(torch.float64).tolist()

@@ -108,16 +108,6 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
         assert word in str(caught.value)
 
 
-def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> None:
-    """Check the task of a saved model; None if there is none."""
-    origin = Origin.find(str(folder), environ)
-    if task is None:
-        with pytest.raises(ModelError, match=kind):
-            registry.task_of(origin)
-    else:
-        assert registry.task_of(origin) == task
-
-
 @pytest.mark.parametrize(
     ("kind", "task"),
     [
@@ -137,6 +127,15 @@ def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> No
     ],
 )
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
+    def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> None:
+        """Check the task of a saved model; None if there is none."""
+        origin = Origin.find(str(folder), environ)
+        if task is None:
+            with pytest.raises(ModelError, match=kind):
+                registry.task_of(origin)
+        else:
+            assert registry.task_of(origin) == task
+
     settings = {"model_type": "bert", "architectures": [kind]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert_task(tmp_path, kind, task)

@@ -101,28 +101,29 @@ def test_a_token_that_sees_nothing_sees_no_added_key_either() -> None:
 Masks = dict[str, Any]
 
 
-def _masks(kind: str, length: int) -> Masks:
-    """What the model of a padded batch hands to its attention."""
-    padding = (torch.arange(length) < torch.tensor([[length], [length // 2]]))[:, None, None]
-    bias = torch.randn(1, 4, length, length, requires_grad=True)
-    kinds: dict[str, Masks] = {
-        "pictures": {"attention_mask": None, "is_causal": False},
-        "padded": {"attention_mask": padding},
-        "added": {"attention_mask": torch.zeros(padding.shape).masked_fill(~padding, -torch.inf)},
-        "causal": {"attention_mask": None, "is_causal": True},
-        "by the module": {"attention_mask": None},
-        "biased": {"attention_mask": padding, "position_bias": bias},
-        "biased, causal": {"attention_mask": None, "position_bias": bias},
-    }
-    return kinds[kind]
-
-
 @pytest.mark.parametrize(
     "kind",
     ["pictures", "padded", "added", "causal", "by the module", "biased", "biased, causal"],
 )
 @pytest.mark.parametrize(("length", "groups"), [(17, 2), (64, 1), (300, 1)])
 def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups: int) -> None:
+    def _masks(kind: str, length: int) -> Masks:
+        """What the model of a padded batch hands to its attention."""
+        padding = (torch.arange(length) < torch.tensor([[length], [length // 2]]))[:, None, None]
+        bias = torch.randn(1, 4, length, length, requires_grad=True)
+        kinds: dict[str, Masks] = {
+            "pictures": {"attention_mask": None, "is_causal": False},
+            "padded": {"attention_mask": padding},
+            "added": {
+                "attention_mask": torch.zeros(padding.shape).masked_fill(~padding, -torch.inf)
+            },
+            "causal": {"attention_mask": None, "is_causal": True},
+            "by the module": {"attention_mask": None},
+            "biased": {"attention_mask": padding, "position_bias": bias},
+            "biased, causal": {"attention_mask": None, "position_bias": bias},
+        }
+        return kinds[kind]
+
     torch.manual_seed(0)
     masks = _masks(kind, length)
     module = nn.Module()

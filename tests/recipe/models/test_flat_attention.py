@@ -17,8 +17,6 @@ from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
 from tests.support.packed_batches import PAD, make, samples_of, tweet_lengths
 
-CUDA = torch.device("cuda")
-
 
 @pytest.mark.parametrize("count", [0, 5, 8])
 def test_starts_are_as_many_for_any_batch_and_no_piece_is_longer_than_a_sample(count: int) -> None:
@@ -96,8 +94,9 @@ def test_where_it_is_not_used_the_reason_is_given(
     reason: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    actual = flat_attention.why_not(BertConfig(**changes), CUDA, dtype)
+    actual = flat_attention.why_not(BertConfig(**changes), cuda, dtype)
     assert actual is None if reason is None else reason in str(actual)
     assert flat_attention.why_not(BertConfig(), torch.device("cpu"), dtype)
 

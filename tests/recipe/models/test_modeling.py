@@ -159,10 +159,6 @@ def test_adapters_are_all_that_is_trained_of_a_model_with_its_head(
     assert trained and all(".lora_" in name for name in trained)
 
 
-SIZE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "intermediate_size": 8, "max_position_embeddings": 12}  # fmt: skip
-
-
 def reader(longest: int) -> Any:
     return SimpleNamespace(model_max_length=longest)
 
@@ -179,7 +175,9 @@ def reader(longest: int) -> Any:
 def test_the_longest_text_is_read_and_a_longer_one_is_not(
     model: type, config: type, padding: int
 ) -> None:
-    made = model(config(**SIZE, pad_token_id=padding)).eval()
+    size = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 8, "max_position_embeddings": 12}  # fmt: skip
+    made = model(config(**size, pad_token_id=padding)).eval()
     most = positions_of(made)
     assert most == (12 if model is BertModel else 12 - padding - 1)
     # A tokenizer that was saved without a limit of its own says 1e30.

@@ -44,26 +44,6 @@ def without(folder: Path, name: str) -> Path:
     return folder
 
 
-def add_tokens_without_embeddings(folder: Path) -> Path:
-    """The model, its tokenizer with 3 tokens that it has no embeddings for."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["<one>", "<two>", "<three>"])
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def cut_positions(folder: Path) -> Path:
-    """The model, of whose positions half are in its file."""
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    name = next(name for name in weights if name.endswith("position_embeddings.weight"))
-    weights[name] = weights[name][:32].contiguous()
-    save_file(weights, file, metadata={"format": "pt"})
-    return folder
-
-
 def refusal(load: Load, folder: Path) -> str:
     with pytest.raises(ModelError) as refused:
         load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
@@ -89,6 +69,15 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["text-classification", "summarization"])
 def test_tokens_without_embeddings_are_refused_before_training(tmp_path: Path, name: str) -> None:
+    def add_tokens_without_embeddings(folder: Path) -> Path:
+        """The model, its tokenizer with 3 tokens that it has no embeddings for."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_tokens(["<one>", "<two>", "<three>"])
+        tokenizer.save_pretrained(folder)
+        return folder
+
     data, (_, model, *arguments) = tasks.make(name, tmp_path)
     channels = {"train": data, "model": add_tokens_without_embeddings(Path(model))}
     *_, last = preflight.inspect(arguments, folders_of(tmp_path, channels), 1)
@@ -157,6 +146,15 @@ TO_LABELS: dict[str, Load] = {
 def test_layers_that_the_files_lack_are_not_drawn_at_random(
     load: Load, tmp_path: Path, tiny_model: Path
 ) -> None:
+    def cut_positions(folder: Path) -> Path:
+        """The model, of whose positions half are in its file."""
+        file = folder / "model.safetensors"
+        weights = load_file(file)
+        name = next(name for name in weights if name.endswith("position_embeddings.weight"))
+        weights[name] = weights[name][:32].contiguous()
+        save_file(weights, file, metadata={"format": "pt"})
+        return folder
+
     source = pretrained.Source(name=str(tiny_model), is_local=True)
     load(source, Hyperparameters())
     folder = Path(shutil.copytree(tiny_model, tmp_path / "lacking"))

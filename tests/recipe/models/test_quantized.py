@@ -26,10 +26,6 @@ ARGV = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
 RIGHT = [*ARGV, "--lora_r", "4", "--lora_save", "adapter"]
 
 
-def on(kind: str) -> Device:
-    return Device(kind=kind, bf16=True, reason="told", processes=1, threads=None)
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -59,6 +55,9 @@ def test_what_does_not_go_together_is_told_at_once(argv: list[str], words: list[
 def test_where_it_cannot_be_had_it_is_refused(
     kind: str, is_sharded: bool, is_compiled: bool, words: str
 ) -> None:
+    def on(kind: str) -> Device:
+        return Device(kind=kind, bf16=True, reason="told", processes=1, threads=None)
+
     with pytest.raises(HyperparameterError, match=words):
         quantized.check(on(kind), is_sharded, is_compiled)
 

@@ -31,15 +31,14 @@ def test_an_integration_that_nobody_knows_is_named() -> None:
         tracking.names("mflow")
 
 
-def values(folder: Path) -> dict[str, list[str]]:
-    """File name to its lines, of what MLflow's file store keeps in `folder`."""
-    return {path.name: path.read_text().splitlines() for path in folder.iterdir()}
-
-
 @pytest.mark.heavy
 def test_a_run_has_metrics_by_step_and_no_secret(
     tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
+    def values(folder: Path) -> dict[str, list[str]]:
+        """File name to its lines, of what MLflow's file store keeps in `folder`."""
+        return {path.name: path.read_text().splitlines() for path in folder.iterdir()}
+
     counts = {"train": 80, "validation": 20, "test": 20}
     data = {
         name: write_reviews(tmp_path / name / f"{name}.csv", rows).parent

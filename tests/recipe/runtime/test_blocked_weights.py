@@ -110,14 +110,13 @@ WRITERS: dict[Any, Any] = {
 }  # fmt: skip
 
 
-@torch.inference_mode()
-def scores_of(model: Any) -> list[Tensor]:
-    more = {"decoder_input_ids": IDS[:, :5]} if model.config.is_encoder_decoder else {}
-    return list(model(input_ids=IDS, **more).logits)
-
-
 @pytest.mark.parametrize("kind", WRITERS)
 def test_products_in_float32_differ_by_the_order_of_sums(kind: Any) -> None:
+    @torch.inference_mode()
+    def scores_of(model: Any) -> list[Tensor]:
+        more = {"decoder_input_ids": IDS[:, :5]} if model.config.is_encoder_decoder else {}
+        return list(model(input_ids=IDS, **more).logits)
+
     torch.manual_seed(0)
     model = kind(WRITERS[kind]).eval()
     expected = scores_of(model)

@@ -159,45 +159,44 @@ def test_a_secret_is_in_no_message() -> None:
         assert "hf_planted" not in str(caught.value)
 
 
-class Download(BaseHTTPRequestHandler):
-    """As much of the Hugging Face hub as a download needs, whose weights end half-way."""
-
-    folder: Path
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, with_body: bool) -> None:
-        match = re.fullmatch(r"/some/model/resolve/\w+/(.+)", self.path)
-        file = self.folder / match[1] if match else None
-        if file is None or not file.is_file():
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        content = file.read_bytes()
-        self.send_response(200)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if with_body:
-            is_weights = file.name == "model.safetensors"
-            self.wfile.write(content[: len(content) // 2] if is_weights else content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.mark.heavy
 @pytest.mark.long
 def test_a_broken_download_is_an_error_that_says_so(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Download(BaseHTTPRequestHandler):
+        """As much of the Hugging Face hub as a download needs, whose weights end half-way."""
+
+        folder: Path
+
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(with_body=True)
+
+        def answer(self, with_body: bool) -> None:
+            match = re.fullmatch(r"/some/model/resolve/\w+/(.+)", self.path)
+            file = self.folder / match[1] if match else None
+            if file is None or not file.is_file():
+                self.send_response(404)
+                self.send_header("X-Error-Code", "EntryNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            content = file.read_bytes()
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if with_body:
+                is_weights = file.name == "model.safetensors"
+                self.wfile.write(content[: len(content) // 2] if is_weights else content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
     monkeypatch.setattr(Download, "folder", tiny_model, raising=False)
     data = write_reviews(tmp_path / "in" / "train.csv", 40).parent
     argv = ("--model_id", "some/model", "--max_steps", "2", "--batch_size", "8")

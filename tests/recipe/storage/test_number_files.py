@@ -45,17 +45,6 @@ def living(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         writer.kill()
 
 
-def names(folder: Path) -> set[str]:
-    """Without what was drawn at random."""
-    return {path.name.partition(".")[0] for path in folder.iterdir()}
-
-
-def grown_old(folder: Path) -> None:
-    long_ago = time.time() - 2 * number_files._SILENT_SECONDS
-    for path in [folder, *folder.rglob("*")]:
-        os.utime(path, (long_ago, long_ago))
-
-
 def one_number(folder: Path) -> None:
     number_files.write(folder, [{"ids": np.ones(1, np.int32)}])
 
@@ -63,6 +52,15 @@ def one_number(folder: Path) -> None:
 def test_what_a_killed_writer_left_goes_after_an_hour_and_a_living_one_goes_on(
     tmp_path: Path, living: subprocess.Popen[str]
 ) -> None:
+    def grown_old(folder: Path) -> None:
+        long_ago = time.time() - 2 * number_files._SILENT_SECONDS
+        for path in [folder, *folder.rglob("*")]:
+            os.utime(path, (long_ago, long_ago))
+
+    def names(folder: Path) -> set[str]:
+        """Without what was drawn at random."""
+        return {path.name.partition(".")[0] for path in folder.iterdir()}
+
     with start(tmp_path / "other") as killed:
         killed.kill()
     one_number(tmp_path / "third")

@@ -97,8 +97,8 @@ _SHARE = number(0, 1, above=True)
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("truncate", "return_all_scores", "multi_label", "normalize",
-         "handle_impossible_answer", "align_to_words", "return_text", "do_sample",
-         "stream"), FLAG
+         "handle_impossible_answer", "align_to_words", "return_text", "do_sample", "stream",
+         "clean_up_tokenization_spaces"), FLAG
     ),
     **dict.fromkeys(
         ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
@@ -123,6 +123,7 @@ RULES: Mapping[str, Rule] = {
     "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
     "candidate_labels": _NAMES,
+    "targets": _NAMES,
     "early_stopping": one_of(True, False, "never"),
     "temperature": number(0, above=True),
     "top_p": _SHARE,

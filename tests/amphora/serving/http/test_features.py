@@ -62,19 +62,18 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
     )
 
 
-def front_answer(base: Path, path: str, **environ: str) -> httpx.Response:
-    """GET a path of a front without its workers, in this process."""
-    read = settings.read(base, environ, devices.detect({}))
-
-    async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(Front(read, environ).application())
-        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
-            return await client.get(path)
-
-    return asyncio.run(get())
-
-
 def test_batch_transform_is_told_its_parameters(tmp_path: Path) -> None:
+    def front_answer(base: Path, path: str, **environ: str) -> httpx.Response:
+        """GET a path of a front without its workers, in this process."""
+        read = settings.read(base, environ, devices.detect({}))
+
+        async def get() -> httpx.Response:
+            transport = httpx.ASGITransport(Front(read, environ).application())
+            async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+                return await client.get(path)
+
+        return asyncio.run(get())
+
     environ = {"SAGEMAKER_MODEL_SERVER_WORKERS": "2", "SAGEMAKER_MAX_PAYLOAD_IN_MB": "25"}
     answer = front_answer(tmp_path, "/execution-parameters", SAGEMAKER_BATCH="true", **environ)
     assert answer.json() == {
@@ -105,11 +104,3 @@ def test_the_log_says_what_is_served_and_where_in_lines_of_one_form(start: Start
     lines = [line for line in server.log.splitlines() if not line.startswith("{")]
     form = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (amphora|recipe)\S* [A-Z]+ ")
     assert not [line for line in lines if not form.match(line)]
-
-
-def test_the_page_that_is_off_says_how_to_show_it(tmp_path: Path) -> None:
-    """test_hosting.py has the variables that decide."""
-    refused = front_answer(tmp_path, "/", SAGEMAKER_REGION="eu-west-1")
-    assert refused.status_code == 405, "it is there for POST alone"
-    message = refused.json()["error"]["message"]
-    assert message == "The page is off here. Set AMPHORA_UI=1 to show it."

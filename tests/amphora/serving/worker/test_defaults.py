@@ -43,7 +43,7 @@ def load(tmp_path: Path) -> Load:
     return _load
 
 
-MODELS = {
+@pytest.mark.parametrize(("code", "family"), [pytest.param(*model, id=name) for name, model in {
     "a pipeline's class": (
         "import transformers\nclass M(transformers.Pipeline):\n  def __init__(self): pass\n"
         "  def _forward(self): pass\n  def _sanitize_parameters(self): pass\n"
@@ -57,14 +57,10 @@ MODELS = {
     "a model and a tokenizer": (
         "import torch\nfrom transformers import PreTrainedTokenizerFast as T\n"
         "def M(): return {'model': torch.nn.Linear(1, 1), 't': object.__new__(T)}", "hub"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", MODELS)
+}.items()])  # fmt: skip
 def test_the_model_and_the_file_decide(
-    kind: str, load: Load, capsys: pytest.CaptureFixture[str]
+    code: str, family: str, load: Load, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, family = MODELS[kind]
     loaded = load(
         f"{code}\n"
         "def model_fn(model_dir): return M()\n"

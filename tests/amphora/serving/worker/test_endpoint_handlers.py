@@ -25,51 +25,6 @@ from tests.support.worker_front import JSON, ask, load_runner, write_code
 
 DEVICES = Devices(reason="", cpus=1, efa=False)
 TOOLKIT = "sagemaker_huggingface_inference_toolkit"
-HANDLERS = {
-    "as documented": """
-        from typing import Any, Dict, List
-        class EndpointHandler():
-            def __init__(self, path=""):
-                self.path = path
-            def __call__(self, data: Dict[str, Any]) -> List[Dict[str, Any]]:
-                inputs = data.pop("inputs", data)
-                parameters = data.pop("parameters", None) or {}
-                return [{"inputs": inputs, "parameters": parameters, "path": self.path}]
-        """,
-    "with a module and a file of the folder": """
-        import json, pathlib
-        from helper import double
-        class EndpointHandler:
-            def __init__(self, model_dir: str, **kwargs):
-                self.settings = json.loads(pathlib.Path(model_dir, "settings.json").read_text())
-            def __call__(self, data):
-                return {"answer": double(data["inputs"]), **self.settings}
-        """,
-    "with torch, and a tensor as the answer": """
-        import torch
-        class EndpointHandler:
-            def __init__(self, path):
-                self.weight = torch.tensor(2.0)
-            @torch.no_grad()
-            def __call__(self, data):
-                return torch.tensor(data["inputs"]) * self.weight
-        """,
-    "with functions that have handlers' names": """
-        def model_fn(path): return "not the class"
-        def predict_fn(data, model): return "not called"
-        def output_fn(answer): return answer
-        class EndpointHandler:
-            def __init__(self, path): pass
-            def __call__(self, data): return output_fn(["the class", data["inputs"]])
-        """,
-    "with a base class": """
-        class Base:
-            def __call__(self, data): return self.answer(data)
-        class EndpointHandler(Base):
-            def __init__(self, path): pass
-            def answer(self, data): return str(sorted(data))
-        """,
-}
 
 
 @pytest.fixture
@@ -97,11 +52,61 @@ def answer(loaded: ModelRunner, body: bytes, content_type: str = JSON) -> Any:
 
 
 @pytest.mark.parametrize("folder", [".", "code"])
-@pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=name)
+        for name, code in {
+            "as documented": """
+        from typing import Any, Dict, List
+        class EndpointHandler():
+            def __init__(self, path=""):
+                self.path = path
+            def __call__(self, data: Dict[str, Any]) -> List[Dict[str, Any]]:
+                inputs = data.pop("inputs", data)
+                parameters = data.pop("parameters", None) or {}
+                return [{"inputs": inputs, "parameters": parameters, "path": self.path}]
+        """,
+            "with a module and a file of the folder": """
+        import json, pathlib
+        from helper import double
+        class EndpointHandler:
+            def __init__(self, model_dir: str, **kwargs):
+                self.settings = json.loads(pathlib.Path(model_dir, "settings.json").read_text())
+            def __call__(self, data):
+                return {"answer": double(data["inputs"]), **self.settings}
+        """,
+            "with torch, and a tensor as the answer": """
+        import torch
+        class EndpointHandler:
+            def __init__(self, path):
+                self.weight = torch.tensor(2.0)
+            @torch.no_grad()
+            def __call__(self, data):
+                return torch.tensor(data["inputs"]) * self.weight
+        """,
+            "with functions that have handlers' names": """
+        def model_fn(path): return "not the class"
+        def predict_fn(data, model): return "not called"
+        def output_fn(answer): return answer
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data): return output_fn(["the class", data["inputs"]])
+        """,
+            "with a base class": """
+        class Base:
+            def __call__(self, data): return self.answer(data)
+        class EndpointHandler(Base):
+            def __init__(self, path): pass
+            def answer(self, data): return str(sorted(data))
+        """,
+        }.items()
+    ],
+)
 def test_an_endpoint_handler_answers_as_its_own_call(
-    name: str, folder: str, load: Callable[..., ModelRunner], tmp_path: Path
+    code: str, folder: str, load: Callable[..., ModelRunner], tmp_path: Path
 ) -> None:
-    loaded = load(folder, HANDLERS[name])
+    loaded = load(folder, code)
     assert "predict_batch_fn" not in loaded.handlers
     kind = sys.modules["handler"].EndpointHandler
     for value in ({"inputs": [1.0, 2.0]}, {"inputs": [3.0], "parameters": {"top_k": 1}}):

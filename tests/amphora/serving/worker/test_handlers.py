@@ -121,7 +121,6 @@ def test_context_is_decided_by_the_parameters(
             "def predict_fn(data): pass",
             ["predict_fn takes 1 arguments", "def predict_fn(data, model)"],
         ),
-        ("def predict_fn(a, b, c, d): pass", ["predict_fn takes 4 arguments"]),
         ("model_fn = 3", ["model_fn is 3", "must be a function"]),
         ("async def predict_fn(data, model): pass", ["predict_fn is written with `async def`"]),
         ("def transform_fn(m, b, c, a): pass\ndef input_fn(b, c): pass", ["also input_fn"]),

@@ -216,19 +216,6 @@ def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None
     assert sum(header.get("slices", 0) for header, _ in frames) >= 200
 
 
-def test_long_requests_are_not_starved_by_short_ones(front: Front) -> None:
-    front.send(long={"slices": 8})
-    frames = front.until("open")
-    for number in range(500):
-        front.send(**{f"short{number}": {"slices": 1}})
-        while f"short{number}" not in answers(frames):
-            frames.append(front.receive())
-        if "long" in answers(frames):
-            break
-    frames += front.until_idle()
-    assert next(reversed(answers(frames))) != "long", "it came after all short ones"
-
-
 def test_a_request_that_is_left_costs_no_more_slices(front: Front) -> None:
     front.send(long={"slices": 200, "seconds": 0.05}, kept={"slices": 3})
     front.until("open")
