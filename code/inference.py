@@ -28,12 +28,12 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests import answers, payloads, routes
+    from recipe.backend.requests import answers, payloads
     from recipe.backend.requests.payloads import Prepared, Request, UnknownModel
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import openai, request_reader, tei
+    from recipe.inference.apis import openai, request_reader
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""
@@ -82,12 +82,11 @@ class Call:
     _prepared: Prepared | None = None
 
     def prepared(self, model: ServedTask) -> Prepared:
-        """Return the request as the model's task, or TEI's /tokenize, prepares it. Raise BadRequest
-        if an input or a parameter is wrong, or the model does not answer the API."""
+        """Return the request as the model's task prepares it. Raise BadRequest if an input or a
+        parameter is wrong, or the model does not answer the API."""
         if self._prepared is None:
             model.refuse_other_apis(self.request)
-            tokenizes = self.request.route == routes.TOKENIZE
-            self._prepared = (tei.prepare if tokenizes else model.prepare)(self.request)
+            self._prepared = model.prepare(self.request)
         return self._prepared
 
 
@@ -128,13 +127,8 @@ def predict_batch_fn(inputs: Sequence[Call], model: ServedTask) -> list[Any]:
     """Compute all requests together, and return the result of `predict_fn` for each. For a
     prediction that takes many turns, return a function that returns it."""
     requests = [data.prepared(model) for data in inputs]
-    predicted = iter(model.predict([p for p in requests if p.request.route != routes.TOKENIZE]))
     answered: list[Any] = []
-    for prepared in requests:
-        if prepared.request.route == routes.TOKENIZE:
-            answered.append(partial(tei.tokenized, prepared, model.tokenizer))
-            continue
-        prediction = next(predicted)
+    for prepared, prediction in zip(requests, model.predict(requests), strict=True):
         if callable(prediction):
             answered.append(partial(_later, prediction, prepared))
         else:

@@ -253,6 +253,7 @@ activation_offloading | Give gradient_checkpointing=True.
 streaming dataset_streaming | Leave it out: tokens are made before the first step, once for a host,
   and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset
   (load_dataset(streaming=True)).
+whole_word_masking whole_word_mask wwm | Leave it out: tokens are masked one by one.
 default_system dataset_kwargs chat_template_kwargs enable_thinking | Leave it out: only the messages
   of the data are learned.
 """)}  # fmt: skip

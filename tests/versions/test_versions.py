@@ -53,11 +53,10 @@ def test_imports_a_training_a_resume_and_a_prediction(version: Path, tmp_path: P
 
 @pytest.mark.versions
 def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
-    """Also for Mamba, whose convolutions read the padding there, and with OpenAI's biases."""
     python = ROOT / "build/versions/4.57/bin/python"
-    files = [f"tests/recipe/backend/test_{name}.py" for name in ("prompt_groups", "logprobs")]
+    file = "tests/recipe/backend/test_prompt_groups.py"
     done = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", *files, "-k", "mamba or llama or bias"],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", file, "-k", "alone"],
         capture_output=True, text=True, timeout=240, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

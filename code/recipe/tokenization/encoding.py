@@ -71,21 +71,6 @@ def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
         tokenizer.truncation_side = usual
 
 
-def ending(
-    tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
-) -> str:
-    """Return an end of a text that has the same last `max_length` tokens as the whole text."""
-    size = min(_CHARACTERS * max_length, most)
-    if len(text) <= size:
-        return text
-    # A word may be cut at its beginning, which must be well before the first token.
-    for tail in (text[-min(size, _USUAL_CHARACTERS * max_length) :], text[-size:]):
-        ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) >= 2 * max_length:
-            return tail
-    return text
-
-
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> list[list[int]]:

@@ -108,7 +108,6 @@ def test_what_costs_too_much_is_refused_with_the_figure_and_the_bound(
         ("tags", parameter_body(WORD * 2000, stride=8, aggregation_strategy="simple")),
         ("answers", parameter_body(QUESTION, doc_stride=16, top_k=20)),
         ("masks", parameter_body("the [MASK] was [MASK]", top_k=60)),
-        ("texts", parameter_body(WORD * 500_000, max_new_tokens=2)),
     ],
 )
 def test_long_texts_that_the_beginning_decides_are_answered(

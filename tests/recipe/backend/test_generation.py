@@ -92,24 +92,26 @@ def test_a_message_that_the_template_leaves_out_is_refused(
 
 def test_texts_of_a_batch_are_those_generated_alone(gpt2: Any) -> None:
     """Penalties do not apply to padding."""
-    for more in ({}, {"repetition_penalty": 3.0}, {"frequency_penalty": 1.5}, {"stop": "film"}):
+    for more in ({}, {"repetition_penalty": 3.0}, {"stop": "film"}):
         bodies = [{"inputs": text, "parameters": {**GREEDY, **more}} for text in TEXTS]
         assert gpt2.ask_all(bodies) == [gpt2.ask(body) for body in bodies]
 
 
-def test_long_prompts_are_cut_on_the_left(chained: Any, gpt2: Any) -> None:
-    prompt = "x" * 500 + "012"
-    prepared = chained.model.prepare(request(prompt, max_new_tokens=4))
-    assert (prepared.sizes, list(prepared.truncated)) == ([64], [0])
-    (answers,) = chained.model.predict([prepared])
-    assert answers == [[{"generated_text": prompt + "3456"}]]
-    short = {"inputs": "xx0123", "parameters": {"truncate": 2, "max_new_tokens": 2}}
-    assert chained.ask(short) == [{"generated_text": "xx012345"}]
-    # Megabytes are not read whole, and end as they would.
-    cut, whole = ({"inputs": " ".join(TEXTS * count),
-                   "parameters": {**GREEDY, "return_full_text": False}}
-                  for count in (20_000, 40))  # fmt: skip
-    assert gpt2.ask(cut) == gpt2.ask(whole)
+def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    chain.save(tmp_path, template=None)
+    served = Handlers(tmp_path)
+    exact = {"inputs": "0" * 60, "parameters": {"max_new_tokens": 4}}
+    assert served.ask(exact)[0]["generated_text"].endswith("01234")
+    for count, new, words in (
+        (61, 4, r"61 tokens, 4 are to follow.*at most 3 can follow. Shorten the prompt"),
+        (64, None, "64 tokens, and the model has 64 positions: none can follow"),
+        (10**6, None, r"more than \d+ tokens"),
+    ):
+        body = {"inputs": "0" * count, "parameters": {"max_new_tokens": new}}
+        with pytest.raises(BadRequest, match=words):
+            served.ask(body)
+    with pytest.raises(BadRequest, match="no chat template"):
+        served.ask({"messages": [{"role": "user", "content": "hi"}]})
 
 
 @pytest.mark.parametrize(
@@ -118,11 +120,12 @@ def test_long_prompts_are_cut_on_the_left(chained: Any, gpt2: Any) -> None:
         ({"max_new_tokens": 60}, ["10 tokens", "60 are to follow", "64 positions", "at most 54"]),
         ({"max_length": 5}, ["'max_length'", "max_new_tokens"]),
         ({"stream": True, "do_sample": True, "num_return_sequences": 2}, ["Only one text"]),
-        ({"num_return_sequences": 2}, ["num_return_sequences is 2", "do_sample"]),
+        ({"num_return_sequences": 2}, ["num_return_sequences (n) is 2", "do_sample"]),
         ({"do_sample": True, "num_return_sequences": 99}, ["99", "1 to 32"]),
         ({"num_beams": 2}, ["num_beams is 2", "encoder-decoders"]),
         ({"top_n_tokens": 2}, ["top_n_tokens is 2", "only the generated token"]),
-        ({"decoder_input_details": True}, ["decoder_input_details", "not supported"]),
+        ({"truncation": True}, ["truncation is true", "not truncated"]),
+        ({"details": True}, ["details is true", "only vLLM"]),
         ({"temperature": -1, "top_p": 2}, ["temperature is -1", "top_p is 2"]),
         ({"temperature": 0, "do_sample": True}, ["turns sampling off"]),
         ({"stop": "a", "stop_sequences": ["b"]}, ["mean the same"]),
@@ -166,18 +169,6 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(gpt2: Any) -
     next(stream)
     stream.close()
     assert threading.enumerate() == before
-
-
-def test_prompts_may_be_refused_rather_than_cut(tmp_path: Path) -> None:
-    chain.save(tmp_path, template=None)
-    served = Handlers(tmp_path)
-    long = {"inputs": "0" * 70, "parameters": {"max_new_tokens": 4, "truncation": False}}
-    with pytest.raises(BadRequest, match=r"70 tokens, 4 are to follow.*Shorten the prompt"):
-        served.ask(long)
-    long["parameters"]["truncation"] = True  # type: ignore[index]
-    assert served.ask(long)[0]["generated_text"].endswith("001234")
-    with pytest.raises(BadRequest, match="no chat template"):
-        served.ask({"messages": [{"role": "user", "content": "hi"}]})
 
 
 def test_a_chat_template_that_is_none_ends_the_start(tmp_path: Path) -> None:

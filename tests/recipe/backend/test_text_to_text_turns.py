@@ -20,10 +20,9 @@ from tests.support.serving_kit import Handlers, predict, request, save
 TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]
 SETTINGS: list[dict[str, Any]] = [
     {"num_beams": 1, "max_new_tokens": 10},
-    {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "length_penalty": 0.5},
+    {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 0.5},
     {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 8, "temperature": 1.5},
     {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 6},
-    {"num_beams": 1, "do_sample": True, "seed": 8, "num_return_sequences": 3, "max_new_tokens": 6},
     {"num_beams": 1, "min_length": 5, "max_length": 9, "repetition_penalty": 1.3},
 ]
 
@@ -213,8 +212,38 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
     assert sizes[1][1] * 4 <= sizes[0][1]
     while len(jobs):
         jobs.give()
-    assert [rows for rows, _ in sizes] == [1, 1, 3]
+    assert [rows for rows, _ in sizes] == [1, 1, 5]
     assert answers == {position: expected[position] for position in (0, 2, 3, 5, 6)}
+
+
+def test_others_are_answered_if_the_client_of_who_generates_for_them_leaves(
+    t5: TextGenerator, jobs: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_beams": 1, "max_new_tokens": 9, "min_new_tokens": 9}
+    expected = [oracle(t5, [text], settings) for text in TEXTS[:3]]
+    answers: dict[int, Any] = {}
+
+    def answer(index: int, later: Callable[[], Any]) -> None:
+        answers[index] = list(later())
+
+    laters = predict(t5, [request(text, **settings) for text in TEXTS[:3]])
+    working, *others = jobs.add([partial(answer, *pair) for pair in enumerate(laters)])
+    for _ in range(5):
+        jobs.give()
+    assert working.turns and others[0].turns
+    jobs.leave(working)
+    while len(jobs):
+        assert jobs.is_runnable, "they wait for each other"
+        jobs.give()
+    assert answers == {1: expected[1], 2: expected[2]}
+    # Who is not in a job cannot wait for one.
+    running, waiting = predict(t5, [request(text, **settings) for text in TEXTS[:2]])
+    jobs.add([partial(answer, 0, running)])
+    jobs.give()
+    assert list(waiting()) == expected[1]
+    while len(jobs):
+        jobs.give()
+    assert answers[0] == expected[0]
 
 
 def test_what_does_not_fit_together_is_written_apart(

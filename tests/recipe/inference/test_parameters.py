@@ -106,7 +106,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
         changes={
-            "top_k": 2, "targets": ["good"],
+            "top_k": 2,
             "truncation": False, **_READ,
         },
         without_effect={"padding"},
@@ -123,11 +123,11 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "temperature": (9.0, _SAMPLED), "top_k": (2, _SAMPLED), "top_p": (0.2, _SAMPLED),
             "typical_p": (0.2, _SAMPLED), "seed": (4, {**_SAMPLED, "temperature": 5.0}),
             "repetition_penalty": 4.0, "length_penalty": -9.0, "no_repeat_ngram_size": 1,
-            "num_return_sequences": 2, "prefix": "who said ",
+            "prefix": "who said ",
         },
-        # Lengths and cuts of long texts are below; the tokenizer here writes no spaces to clean.
+        # Lengths and cuts of long texts are below.
         without_effect={
-            "max_length", "early_stopping", "truncation", "clean_up_tokenization_spaces",
+            "max_length", "early_stopping", "truncation",
         },
     ), id="text2text-generation"),
     pytest.param(Task(
@@ -143,15 +143,15 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "top_k": (1, {"temperature": 9.0, "seed": 5}),
             "typical_p": (0.1, {"temperature": 9.0, "seed": 5}),
             "min_p": (0.9, {"temperature": 9.0, "seed": 5}), "seed": (6, {"temperature": 9.0}),
-            "repetition_penalty": 9.0, "frequency_penalty": 2, "no_repeat_ngram_size": 1,
+            "repetition_penalty": 9.0, "no_repeat_ngram_size": 1,
             "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
-            "stop_sequences": ["ag"], "stop_sequence": "ag", "truncate": 2,
-            "return_full_text": False, "details": True,
+            "stop_sequences": ["ag"], "stop_sequence": "ag",
+            "return_full_text": False,
         },
         # Values that have no effect are the only ones that some take; streams have their own tests.
         without_effect={
             "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
-            "num_beams", "best_of",
+            "num_beams", "best_of", "details", "frequency_penalty",
         },
     ), id="text-generation"),
 ])  # fmt: skip

@@ -1,6 +1,5 @@
 """task=masked-lm: what is masked, what is learned of it, and a run."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +32,8 @@ def tokenise(
     texts: list[str], name: str = "train", max_length: int = 24, **options: Any
 ) -> MaskedTexts:
     split = datasets.Dataset.from_dict({"text": texts})
-    truncates = options.pop("long_texts", None) == "truncate"
-    given = Options(**options)
     tokenizer = serving_kit.tokenizer()
-    return masked_texts.tokenise(name, split, tokenizer, max_length, given, truncates)
-
-
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_a_long_text_loses_no_token(whole_words: bool) -> None:
-    tokenizer = serving_kit.tokenizer()
-    texts = [LONG, "the film", LONG[:70]]
-    samples = tokenise(texts, whole_word_masking=whole_words)
-    assert samples.lengths.max() <= 24
-    inner = [samples.tokens(row)[1:-1].tolist() for row in range(len(samples))]
-    whole = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in texts]
-    assert [id_ for ids in inner for id_ in ids] == [id_ for ids in whole for id_ in ids]
-    for row in range(len(samples)):
-        first, *_, last = samples.tokens(row).tolist()
-        assert (first, last) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        back = samples.back[samples.starts[row] : samples.starts[row + 1]]
-        assert (back[0], back[-1]) == (-1, -1) and back[1] == 0
-        if whole_words:
-            # No piece begins within a word.
-            pieces = tokenizer.convert_ids_to_tokens(samples.tokens(row)[1:-1].tolist())
-            begins = [not piece.startswith("##") for piece in pieces]
-            assert begins == (back[1:-1] == 0).tolist()
-    truncated = tokenise(texts, long_texts="truncate", whole_word_masking=whole_words)
-    assert len(truncated) == 3 and truncated.tokens(0).tolist()[1:-1] == whole[0][:22]
+    return masked_texts.tokenise(name, split, tokenizer, max_length, Options(**options), False)
 
 
 def test_texts_that_came_tokenised_are_framed_once() -> None:
@@ -68,21 +42,14 @@ def test_texts_that_came_tokenised_are_framed_once() -> None:
     split = datasets.Dataset.from_dict({"input_ids": rows})
     samples = masked_texts.tokenise("train", split, tokenizer, 400, Options(), False)
     assert [samples.tokens(row).tolist() for row in range(2)] == rows
-    with pytest.raises(HyperparameterError, match=r"whole_word_masking.*came tokenised"):
-        given = Options(whole_word_masking=True)
-        masked_texts.tokenise("train", split, tokenizer, 400, given, False)
 
 
-def collated(texts: list[str], whole_words: bool, times: int) -> tuple[Any, Any, Any]:
+def collated(texts: list[str], times: int) -> tuple[Any, Any, Any]:
     """What transformers' own collator masks: ids before, ids after, labels; flat, specials left
     out."""
     tokenizer = serving_kit.tokenizer(500)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of whole words it replaces none at random
-        collator = DataCollatorForLanguageModeling(
-            tokenizer, mlm_probability=0.15, whole_word_mask=whole_words, seed=7
-        )
-    encoded = tokenizer(texts, return_special_tokens_mask=True, return_offsets_mapping=whole_words)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=7)
+    encoded = tokenizer(texts, return_special_tokens_mask=True)
     rows = [{name: encoded[name][row] for name in encoded} for row in range(len(texts))]
     before, after, labels = [], [], []
     for _ in range(times):
@@ -107,11 +74,10 @@ def shares(before: Any, after: Any, is_masked: Any, mask_id: int) -> tuple[float
     return tuple(float(x.mean()) for x in (is_masked, under, ~under & ~kept, kept))
 
 
-@pytest.mark.parametrize("whole_words", [False, True])
-def test_as_much_is_masked_as_by_the_reference(whole_words: bool) -> None:
+def test_as_much_is_masked_as_by_the_reference() -> None:
     texts = [LONG] * 4
-    samples = tokenise(texts, max_length=400, whole_word_masking=whole_words)
-    real = np.flatnonzero(samples.back != -1)
+    samples = tokenise(texts, max_length=400)
+    real = np.flatnonzero(~np.isin(samples.token_ids, samples.masking.never))
     befores, afters, masks = [], [], []
     for epoch in range(120):
         drawn = samples.draw_epoch(3, epoch)
@@ -124,16 +90,11 @@ def test_as_much_is_masked_as_by_the_reference(whole_words: bool) -> None:
         befores.append(samples.token_ids[real])
         afters.append(after)
         masks.append(is_masked)
-        if whole_words:
-            words = real - samples.back[real]
-            of_word = np.stack([words, is_masked], axis=1)
-            assert len(np.unique(of_word, axis=0)) == len(np.unique(words)), "all of a word or none"
     mask_id = samples.masking.mask_id
     ours = shares(*(np.concatenate(part) for part in (befores, afters, masks)), mask_id)
-    before, after, labels = collated(texts, whole_words, 120)
+    before, after, labels = collated(texts, 120)
     theirs = shares(before, after, labels != -100, mask_id)
-    compared = 1 if whole_words else 4
-    assert ours[:compared] == pytest.approx(theirs[:compared], abs=0.015)
+    assert ours == pytest.approx(theirs, abs=0.015)
     assert ours == pytest.approx((0.15, 0.8, 0.1, 0.1), abs=0.02)
 
 
@@ -228,7 +189,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match=r"mlm_probability has value 1\.0"):
         Hyperparameters(task="masked-lm", task_values={"mlm_probability": 1.0})
     with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
-        Hyperparameters(task="causal-lm", task_values={"whole_word_masking": True})
+        Hyperparameters(task="causal-lm", task_values={"mlm_probability": 0.3})
     seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
     with pytest.raises(ModelError, match="does not fill masks"):
         masked_models.load_model(Source(name=str(seq2seq), is_local=True), Hyperparameters())

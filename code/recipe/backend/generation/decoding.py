@@ -1,5 +1,4 @@
-"""What `generate` of transformers is called with. Its tokens are decoded one by one: text, end of
-generation, log-probabilities."""
+"""What `generate` of transformers is called with. Its tokens are decoded one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
-from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
 from recipe.console import log
@@ -28,8 +26,6 @@ _CONTEXT = 8
 _IGNORED = ("prompt_lookup_num_tokens", "assistant_early_exit", "token_healing",
             "return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
             "output_hidden_states")  # fmt: skip
-UNLIKELY = -9999.0
-"""OpenAI's lower bound of a log-probability; JSON has no infinity."""
 
 
 @dataclass
@@ -40,7 +36,6 @@ class Token:
     text: str = ""
     """The text that the token adds, if each token is decoded. The last token of a character adds
     all of it."""
-    logprob: float | None = None
     special: bool = False
 
 
@@ -50,8 +45,6 @@ class Completion:
 
     prompt: int
     """The position of its prompt in the request."""
-    index: int
-    """Its position among the texts of that prompt."""
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     finish: str = ""
@@ -91,14 +84,12 @@ class Writer:
         self._begin = self._shown = len(self._ids)
         self._start = max(0, self._begin - _CONTEXT)
 
-    def take(self, number: int, logprobs: torch.Tensor | None) -> None:
-        """Add a token, by its id and the log-probabilities of all tokens, shape (vocabulary,)."""
+    def take(self, number: int) -> None:
+        """Add a token by its id."""
         self._ids.append(number)
         written = self.written
         shown = written.text
         token = Token(number, special=number in self._special)
-        if logprobs is not None:
-            token.logprob = max(float(logprobs[number]), UNLIKELY)
         written.tokens.append(token)
         if self._follows:
             added = self._added(self._start, self._shown)
@@ -154,52 +145,6 @@ class Finite(LogitsProcessor):
 
 
 @dataclass(eq=False)
-class Penalties(LogitsProcessor):
-    """Applies OpenAI's penalties on tokens of the text so far."""
-
-    prompt: int
-    """Tokens before the text."""
-    settings: GenerationSettings
-    logprobs: torch.Tensor | None = None
-    """Of the current step, before temperature and top_p, if the settings ask for them."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the changed scores; shapes (texts, tokens), (texts, vocabulary)."""
-        settings, new = self.settings, input_ids[:, self.prompt :]
-        frequency, presence = settings.frequency_penalty, settings.presence_penalty
-        if new.shape[1] and (frequency or presence):
-            counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
-            scores = scores - frequency * counts - presence * (counts > 0)
-        if settings.logprobs:
-            self.logprobs = scores.float().log_softmax(-1)
-        return scores
-
-
-@dataclass(eq=False)
-class Watch(StoppingCriteria):
-    """Passes the tokens of each step to the writers, and ends finished texts."""
-
-    writers: Sequence[Writer]
-    """One for each row."""
-    penalties: Penalties
-    """Provides the log-probabilities of each step."""
-    report: Callable[[Completion], None] | None
-    """Called with each text that a token was added to."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
-        """Return which texts are finished, shape (texts,)."""
-        rows = self.penalties.logprobs
-        for index, number in enumerate(input_ids[:, -1].tolist()):
-            writer = self.writers[index]
-            if not writer.written.finish:
-                writer.take(number, None if rows is None else rows[index])
-                if self.report is not None:
-                    self.report(writer.written)
-        done = [bool(writer.written.finish) for writer in self.writers]
-        return torch.tensor(done, device=input_ids.device)
-
-
-@dataclass(eq=False)
 class Pauses(StoppingCriteria):
     """Pauses after each step; random numbers drawn meanwhile do not affect the generation."""
 
@@ -214,6 +159,23 @@ class Pauses(StoppingCriteria):
         with torch.random.fork_rng(devices, enabled=self.draws):
             self.pause()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@dataclass(eq=False)
+class Watch(Pauses):
+    """Passes the tokens of each step to the writers, and ends finished texts."""
+
+    writers: Sequence[Writer]
+    """One for each row."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """Return which texts are finished, shape (texts,)."""
+        for writer, number in zip(self.writers, input_ids[:, -1].tolist(), strict=True):
+            if not writer.written.finish:
+                writer.take(number)
+        super().__call__(input_ids, scores, **options)
+        done = [bool(writer.written.finish) for writer in self.writers]
+        return torch.tensor(done, device=input_ids.device)
 
 
 def settle(model: Any) -> None:

@@ -1,24 +1,22 @@
-"""Groups inputs of several requests that are generated together; groups take turns.
+"""Groups inputs of one or several requests that are generated together; groups take turns.
 
 The length of a generated text is not known in advance: a request that waited for a running group to
-end would wait for its longest text. So a request waits for a few tokens of the running groups of
-its kind, and longer if there are more of them.
+end would wait for its longest text. So a group waits for a few tokens of the running groups of its
+kind, and longer if there are more of them. Inputs that arrive meanwhile join it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from recipe.backend import turns
 
 _PATIENCE = 2
-"""Tokens of running groups for which a piece waits; doubled for each further group."""
-_MUCH_LONGER = 4
-"""Pieces do not share a group if one has this many times the tokens of the other."""
+"""Tokens of a running group for which a group waits; doubled for each further one."""
 
 
 @dataclass(frozen=True)
@@ -30,121 +28,104 @@ class Source:
     ids: list[int]
 
 
-Input = TypeVar("Input", bound=Source)
-Written = TypeVar("Written")
-Write = Callable[[Sequence[Input], Callable[[], None]], list[Written]]
+Write = Callable[[Sequence[Any], Callable[[], None]], list[Any]]
 """Generates something for each input; the second argument pauses."""
 
 
-class Piece(Generic[Input]):
-    """Inputs of one request that are generated together."""
+class Group:
+    """Inputs that are generated together, by the first of their requests that has a turn."""
 
-    def __init__(self, inputs: Sequence[Input], alike: Any, most: int) -> None:
-        self.inputs = inputs
-        self.alike = alike
-        """A value that is equal for pieces that may share a group."""
-        self.most = most
-        """The most inputs of a group."""
-        self.longest = max(len(one.ids) for one in inputs)
+    def __init__(self, kind: Any, write: Write) -> None:
+        self.kind, self.write = kind, write
+        self.inputs: list[Any] = []
+        self.parts = 0
         self.came: int | None = None
         """How many tokens all groups had generated when it began to wait."""
-        self.group: tuple[turns.Shared[list[Any]], int, int] | None = None
-        """The work of its group, the position of its first input there, and the group's pieces."""
+        self.is_begun = self.is_running = self.has_failed = False
+        self.written: list[Any] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_failed or self.written is not None
 
 
-def pieces(inputs: Sequence[Input], alike: Any, most: int) -> Iterator[Piece[Input]]:
-    """Cut a request's inputs into pieces of at most `most`."""
-    for start in range(0, len(inputs), most):
-        yield Piece(inputs[start : start + most], alike, most)
+Part = tuple[Group, slice]
+"""A group, and which of its inputs are of one request."""
 
 
 class Gathering:
-    """The pieces that wait, and the groups that run.
-
-    A piece that arrives while a group of its kind runs waits for a few tokens of the group, or for
-    its end. Then all waiting pieces are generated together, which costs little more than one of
-    them. A much shorter piece, or one with other settings, starts at once.
-    """
+    """The groups of a model."""
 
     def __init__(self) -> None:
-        # Weak, since a request whose client has left waits no longer.
-        self._waiting: list[weakref.ref[Piece[Any]]] = []
-        self._running: list[tuple[Any, int]] = []
-        """Of each group the value `alike` of its pieces, and the tokens of its longest input."""
+        # Weak, since nobody waits for a group whose clients have left.
+        self._open: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
+        self._running: list[Any] = []
         self._steps = 0
         """Tokens that all groups have generated."""
 
-    def add(self, piece: Piece[Any]) -> None:
-        """Queue a piece, to be generated with others."""
-        self._waiting.append(weakref.ref(piece))
+    def add(self, inputs: Sequence[Source], alike: Any, most: int, write: Write) -> list[Part]:
+        """Add a request's inputs to groups of at most `most`, and return its parts of them.
 
-    def results(
-        self, request: Sequence[Piece[Input]], write: Write[Input, Written]
-    ) -> list[Written]:
-        """Return what is generated for the inputs of a request, given as all of its pieces. A piece
-        whose group fails is generated alone."""
-        written: dict[int, Written] = {}
-        for piece in request:
-            if not self._may_start(piece):
-                try:
-                    turns.pause(partial(self._may_start, piece))
-                except BaseException:
-                    self._waiting = [one for one in self._waiting if one() is not piece]
-                    raise
-            if piece.group is None:
-                self._gather(piece, write)
-            assert piece.group is not None
-            work, start, count = piece.group
-            try:
-                results = work.result()[start : start + len(piece.inputs)]
-            except Exception:
-                if count == 1:
-                    raise
-                results = write(piece.inputs, turns.pause)
-            for source, result in zip(piece.inputs, results, strict=True):
-                written[source.index] = result
+        Args:
+            alike: A value that is equal for inputs that may share a group.
+        """
+        parts = []
+        for start in range(0, len(inputs), most):
+            some = inputs[start : start + most]
+            # A short input would cost as much as a much longer one next to it.
+            kind = alike, max(len(one.ids) for one in some).bit_length() // 3
+            group = self._open.get(kind)
+            if group is None or group.is_begun or len(group.inputs) + len(some) > most:
+                group = self._open[kind] = Group(kind, write)
+            first = len(group.inputs)
+            group.inputs += some
+            group.parts += 1
+            parts.append((group, slice(first, first + len(some))))
+        return parts
+
+    def results(self, parts: Sequence[Part]) -> list[Any]:
+        """Return what is generated for the inputs of a request, in their order. If a group of
+        several requests fails, each is generated alone."""
+        written: dict[int, Any] = {}
+        for group, members in parts:
+            while not group.is_over:
+                if not self._is_due(group):
+                    turns.pause(partial(self._is_due, group))
+                if group.is_running:
+                    break  # A caller outside the turns cannot wait for another prediction.
+                if not group.is_over:
+                    self._run(group)
+            inputs = group.inputs[members]
+            if group.written is None:
+                results = group.write(inputs, turns.pause)
+            else:
+                results = group.written[members]
+            written.update((one.index, value) for one, value in zip(inputs, results, strict=True))
         return [written[index] for index in sorted(written)]
 
-    def _may_start(self, piece: Piece[Any]) -> bool:
-        """Return whether a piece has a group, has waited long enough, or has no group of its kind
-        to wait for."""
-        groups = sum(
-            alike == piece.alike and longest < _MUCH_LONGER * piece.longest
-            for alike, longest in self._running
-        )
-        if piece.group is not None or not groups:
+    def _is_due(self, group: Group) -> bool:
+        """Return whether a group is over, or may run now."""
+        others = self._running.count(group.kind)
+        if group.is_over or not others:
             return True
-        if piece.came is None:
-            piece.came = self._steps
-        return bool(self._steps - piece.came >= _PATIENCE << (groups - 1))
+        if group.came is None:
+            group.came = self._steps
+        return not group.is_running and self._steps - group.came >= _PATIENCE << (others - 1)
 
-    def _gather(self, first: Piece[Input], write: Write[Input, Written]) -> None:
-        """Form a group of a piece and the waiting pieces of its kind."""
-        waiting = [piece for one in self._waiting if (piece := one()) and piece.group is None]
-        group, count = [first], len(first.inputs)
-        for piece in waiting:
-            shorter, longer = sorted((first.longest, piece.longest))
-            is_like = piece.alike == first.alike and longer < _MUCH_LONGER * shorter
-            if piece is not first and is_like and count + len(piece.inputs) <= first.most:
-                group.append(piece)
-                count += len(piece.inputs)
-        inputs = [one for piece in group for one in piece.inputs]
-        kind = first.alike, max(piece.longest for piece in group)
+    def _run(self, group: Group) -> None:
+        def step() -> None:
+            self._steps += 1
+            turns.pause()
 
-        def run(pause: Callable[[], None]) -> list[Written]:
-            def step() -> None:
-                self._steps += 1
-                pause()
-
-            self._running.append(kind)
-            try:
-                return write(inputs, step)
-            finally:
-                self._running.remove(kind)
-
-        work = turns.Shared(run)
-        start = 0
-        for piece in group:
-            piece.group = work, start, len(group)
-            start += len(piece.inputs)
-        self._waiting = [weakref.ref(piece) for piece in waiting if piece.group is None]
+        group.is_begun = group.is_running = True
+        self._running.append(group.kind)
+        try:
+            group.written = group.write(group.inputs, step)
+        except Exception:
+            if group.parts == 1:
+                raise
+            group.has_failed = True
+        finally:
+            # If its client has left, another request of the group runs it again.
+            group.is_running = False
+            self._running.remove(group.kind)

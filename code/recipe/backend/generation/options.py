@@ -30,25 +30,14 @@ class GenerationSettings:
     chosen: tuple[tuple[str, Any], ...] = ()
     """Other arguments of transformers' `generate`. Those that are missing have the value of the
     model's generation_config, or transformers' default."""
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
     sequences: int = 1
     """Texts for each prompt."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    logprobs: bool = False
-    """Whether each token has its log-probability."""
-    truncate: int | None = None
-    """Tokens of a prompt to keep, counted from its end."""
-    cuts: bool = True
-    """Whether a prompt that is too long is cut on the left; else it is refused."""
 
     def options(self) -> dict[str, Any]:
         """Return arguments of transformers' `generate`, without lengths and token ids."""
         kept = {k: v for k, v in self.chosen if self.do_sample or k not in SAMPLING}
-        if self.logit_bias:
-            kept["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias]
         sequences = {"num_beams": 1, "num_return_sequences": self.sequences}
         return {"do_sample": self.do_sample, **sequences, **kept}
 
@@ -73,16 +62,15 @@ PARAMETERS: Mapping[str, Rule] = {
     "temperature": number(0),
     "top_k": whole(0),
     "min_p": number(0, 1),
-    "frequency_penalty": number(-2, 2),
     "num_return_sequences": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
     **dict.fromkeys(_STOPS, _STOP),
-    "truncate": whole(1),
-    "truncation": FLAG,
     "return_full_text": FLAG,
     "details": FLAG,
     # Clients send these with the values that have no effect.
+    "frequency_penalty": Rule(lambda value: value == 0, "0: only vLLM supports it"),
     "watermark": _OFF,
+    "truncation": Rule(lambda value: value is False, "false: prompts are not truncated"),
     "decoder_input_details": _OFF,
     "top_n_tokens": Rule(lambda value: value == 0, "0: only the generated token is returned"),
     "num_beams": Rule(lambda value: value == 1, "1: only encoder-decoders are served with beams"),
@@ -102,7 +90,10 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         raise BadRequest(
             f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
         )
-    if wrong := faults(values, PARAMETERS):
+    wrong = faults(values, PARAMETERS)
+    if values.get("details") and not values.get("stream"):
+        wrong.append("details is true: only vLLM and streams have them")
+    if wrong:
         raise BadRequest(". ".join(wrong) + ".")
     stops = {name: values[name] for name in _STOPS if name in values}
     if len(stops) > 1:
@@ -114,7 +105,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which turns sampling off, but do_sample is true.")
         samples = False
-    same = ("max_new_tokens", "frequency_penalty", "seed", "truncate")
+    same = ("max_new_tokens", "seed")
     stop: str | list[str] = next(iter(stops.values()), [])
     settings = GenerationSettings(
         **{name: values[name] for name in same if name in values},
@@ -122,8 +113,6 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=bool(values.get("details")),
-        cuts=values.get("truncation", True),
     )
     refuse_contradictions(settings)
     return settings
@@ -134,8 +123,8 @@ def refuse_contradictions(settings: GenerationSettings) -> None:
     wrong = []
     if settings.sequences > 1 and not settings.do_sample:
         wrong.append(
-            f"num_return_sequences is {settings.sequences}, and without sampling all texts are"
-            " equal: set do_sample"
+            f"num_return_sequences (n) is {settings.sequences}, and without sampling all texts are"
+            " equal: set do_sample, or a temperature"
         )
     if len(settings.stop) > MOST_STOPS:
         wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")

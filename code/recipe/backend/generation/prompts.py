@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
@@ -25,7 +24,6 @@ from recipe.backend.requests.payloads import (
     is_conversation,
 )
 from recipe.backend.saved.weights import embeddings_of
-from recipe.tokenization.encoding import ending
 
 _MESSAGE_BYTES = 32
 """The cost of a message, apart from its content."""
@@ -63,14 +61,11 @@ class Prompts:
         settings = request.settings
         if settings is None:
             settings = options.settings_of(request.parameters)
-            if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
-                raise BadRequest(
-                    "Only one text can be streamed: send one prompt, and no num_return_sequences."
-                )
+        if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
+            raise BadRequest(
+                "Only one text can be streamed: send one prompt, and no num_return_sequences (n)."
+            )
         settings = replace(settings, stop=(*settings.stop, *self.stop))
-        size = embeddings_of(self.loaded.model)
-        if unknown := [token for token, _ in settings.logit_bias if token >= size]:
-            raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
         inputs = request.read(a_prompt, self.loaded.columns)
         count = len(inputs.values)
         bounds.hold(Bound.ROWS, count)
@@ -80,74 +75,50 @@ class Prompts:
         # As pipelines do, and OpenAI's API does not.
         may_continue = request.form is None
         prompts: list[Prompt] = []
-        cut: list[int] = []
         read = written = 0
         for index, source in enumerate(inputs.values):
-            prompts.append(self._prompt(source, index, settings, cut, may_continue=may_continue))
+            prompts.append(self._prompt(source, index, settings, may_continue=may_continue))
             read += len(prompts[-1].ids)
             written += settings.sequences * prompts[-1].new
             bounds.hold(Bound.READ, read)
             bounds.hold(Bound.WRITTEN, written, reason)
             turns.pause()
         sizes = [len(prompt.ids) + prompt.new for prompt in prompts]
-        return Prepared(
-            request=request, inputs=inputs, sizes=sizes, tokens=read, truncated=cut, work=prompts
-        )
+        return Prepared(request=request, inputs=inputs, sizes=sizes, tokens=read, work=prompts)
 
     def _prompt(
-        self,
-        source: Any,
-        index: int,
-        settings: GenerationSettings,
-        cut: list[int],
-        *,
-        may_continue: bool,
+        self, source: Any, index: int, settings: GenerationSettings, *, may_continue: bool
     ) -> Prompt:
         """Return the prompt of a text, token ids or a conversation, whose final message of the
-        assistant it may continue; if it is truncated, add its index to `cut`. Raise BadRequest if
-        it cannot be read, or does not fit."""
+        assistant it may continue. Raise BadRequest if it cannot be read, or does not fit."""
         tokenizer: Any = self.loaded.tokenizer
+        limit, more = self.loaded.max_length, ""
         is_chat = not isinstance(source, (str, TokenIds))
-        encode = partial(tokenizer, add_special_tokens=not is_chat, verbose=False)
-        continues, text, is_whole = bool(source), source, True
+        continues = bool(source)
         if isinstance(source, TokenIds):
             ids = list(check_ids(source, embeddings_of(self.loaded.model)))
         else:
             if is_chat:
                 continues = may_continue and source[-1]["role"] == "assistant"
                 source = self._templated(source, continues=continues)
-            # Only the end of a very long text can matter.
-            text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
-            is_whole = text is source
-            bounds.hold_text(text)
-            ids = encode(text)["input_ids"]
+            # A very long text need not be read whole to be refused.
+            text = bounds.beginning(tokenizer, source, limit)
+            more = "" if text is source else "more than "
+            ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
         if not ids:
             if tokenizer.bos_token_id is None:
                 raise BadRequest("A prompt is empty, and the model has no token to begin with.")
             ids = [tokenizer.bos_token_id]
-        limit, length = self.loaded.max_length, len(ids)
-        if settings.truncate is not None:
-            length, is_whole = min(length, settings.truncate), True
-        new = settings.max_new_tokens
+        length, new = len(ids), settings.max_new_tokens
         if new is None:
-            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if settings.cuts else 1
-            new = min(settings.default_new_tokens, max(limit - length, least))
-        kept = min(length, limit - new)
-        # A prompt is never cut below half of the positions.
-        if kept < length and (not settings.cuts or new > limit // 2):
-            more = "" if is_whole else "more than "
+            new = max(1, min(settings.default_new_tokens, limit - length))
+        if more or length + new > limit:
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
             wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"
             raise TooLong(
                 f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
                 f" positions: {room}. Shorten the prompt or ask for less."
             )
-        if kept < len(ids):
-            cut.append(index)
-            if isinstance(text, str):
-                ids = encode(text, truncation=True, max_length=kept)["input_ids"]
-            else:
-                ids = ids[-kept:]
         return Prompt(index, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:

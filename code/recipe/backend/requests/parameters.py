@@ -90,15 +90,14 @@ TEXTS_OR_IDS = Rule(
     "a text, a list of token ids, or a list of these",
 )
 SIDE = Rule(lambda value: str(value).lower() in ("left", "right"), '"Left" or "Right"')
-OBJECT = Rule(lambda value: isinstance(value, dict), "an object")
 _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_OR_TEXTS.words)
 _SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("truncate", "return_all_scores", "multi_label", "normalize",
-         "handle_impossible_answer", "align_to_words", "return_text", "do_sample", "stream",
-         "clean_up_tokenization_spaces"), FLAG
+         "handle_impossible_answer", "align_to_words", "return_text", "do_sample",
+         "stream"), FLAG
     ),
     **dict.fromkeys(
         ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
@@ -106,7 +105,7 @@ RULES: Mapping[str, Rule] = {
     ),
     **dict.fromkeys(
         ("max_length", "doc_stride", "top_k", "max_answer_len", "truncate_dim",
-         "dimensions", "max_new_tokens", "num_beams", "num_beam_groups", "num_return_sequences"),
+         "dimensions", "max_new_tokens", "num_beams"),
         whole(1),
     ),
     **dict.fromkeys(("stride", "min_new_tokens", "min_length", "no_repeat_ngram_size"), whole(0)),
@@ -123,7 +122,6 @@ RULES: Mapping[str, Rule] = {
     "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
     "candidate_labels": _NAMES,
-    "targets": _NAMES,
     "early_stopping": one_of(True, False, "never"),
     "temperature": number(0, above=True),
     "top_p": _SHARE,

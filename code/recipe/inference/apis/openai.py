@@ -27,7 +27,6 @@ from recipe.backend.requests.parameters import (
     TEXT_OR_TEXTS,
     TEXTS_OR_IDS,
     Rule,
-    are_texts,
     number,
     one_of,
     whole,
@@ -75,26 +74,16 @@ _GENERATION: Mapping[str, Rule] = {
     "n": whole(1, options.MOST_SEQUENCES),
     "stop": options.PARAMETERS["stop"],
     "seed": options.PARAMETERS["seed"],
-    "presence_penalty": number(-2, 2),
-    "frequency_penalty": number(-2, 2),
     "repetition_penalty": options.PARAMETERS["repetition_penalty"],
-    "logit_bias": Rule(
-        lambda value: (
-            isinstance(value, dict)
-            and all(
-                str(token).isdecimal() and type(bias) in (int, float) and -100 <= bias <= 100
-                for token, bias in value.items()
-            )
-        ),
-        "an object of token ids to numbers from -100 to 100",
-    ),
 }
-# Keys of other servers, with the values that change nothing.
+_ZERO = Rule(lambda value: value == 0, "0: only vLLM supports it")
+_ONE = Rule(lambda value: value == 1, "1: it is not supported")
+# Keys that are not supported, with the values that change nothing.
 _IDLE: Mapping[str, Rule] = {
-    "best_of": one_of(1), "modalities": one_of(["text"]), "use_beam_search": _OFF,
-    "ignore_eos": _OFF, "skip_special_tokens": one_of(True), "echo": _OFF, "store": _OFF,
-    "suffix": one_of(""), "min_p": Rule(lambda value: value == 0, "0: it is not supported"),
-    "length_penalty": Rule(lambda value: value == 1, "1: it is not supported"),
+    "best_of": _ONE, "modalities": one_of(["text"]), "use_beam_search": _OFF, "ignore_eos": _OFF,
+    "skip_special_tokens": one_of(True), "echo": _OFF, "store": _OFF, "suffix": one_of(""),
+    "min_p": _ZERO, "presence_penalty": _ZERO, "frequency_penalty": _ZERO, "logit_bias": _OFF,
+    "logprobs": _OFF, "top_logprobs": _ZERO, "length_penalty": _ONE,
 }  # fmt: skip
 _CHAT_RULES: Mapping[str, Rule] = {
     **_REMARKS,
@@ -102,8 +91,6 @@ _CHAT_RULES: Mapping[str, Rule] = {
     **_GENERATION,
     "messages": Rule(lambda value: isinstance(value, list) and bool(value), "a list of messages"),
     "max_completion_tokens": whole(1),
-    "logprobs": _OFF,
-    "top_logprobs": Rule(lambda value: value == 0, "0: log-probabilities are not supported"),
     "response_format": Rule(
         lambda value: isinstance(value, dict) and value.get("type") == "text",
         '{"type": "text"}: other formats are not supported',
@@ -118,9 +105,6 @@ _COMPLETION_RULES: Mapping[str, Rule] = {
     **_IDLE,
     **_GENERATION,
     "prompt": TEXTS_OR_IDS,
-    "logprobs": _OFF,
-    "echo": FLAG,
-    "best_of": whole(1),
 }
 _EMBEDDING_RULES: Mapping[str, Rule] = {
     **_REMARKS,
@@ -138,7 +122,8 @@ def read(path: str, document: Any) -> Request:
     return make(checked_body(path, document, rules, {needed}))
 
 
-def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
+def _texts(body: Mapping[str, Any], prompts: list[Any], default: int, *, is_chat: bool) -> Request:
+    """Return the request to continue prompts by `default` new tokens, if the body has no number."""
     if "stream_options" in body and not body.get("stream"):
         raise BadRequest("stream_options needs stream: true.", "stream_options")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -163,17 +148,14 @@ def _settings(body: Mapping[str, Any], *, default: int) -> GenerationSettings:
         default_new_tokens=default,
         do_sample=samples,
         chosen=tuple(chosen.items()),
-        frequency_penalty=body.get("frequency_penalty", 0.0),
-        presence_penalty=body.get("presence_penalty", 0.0),
-        logit_bias=tuple((int(k), float(v)) for k, v in body.get("logit_bias", {}).items()),
-        # Without sampling all choices are equal.
-        sequences=body.get("n", 1) if samples else 1,
+        sequences=body.get("n", 1),
         seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        cuts=False,
     )
     options.refuse_contradictions(settings)
-    return settings
+    form = TextsForm(body=body, stops=settings.stop, is_chat=is_chat)
+    streams = {"stream": body.get("stream", False)}
+    return Request(inputs=prompts, parameters=streams, settings=settings, form=form)
 
 
 def _chat(body: Mapping[str, Any]) -> Request:
@@ -183,7 +165,6 @@ def _chat(body: Mapping[str, Any]) -> Request:
         )
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
-    settings = _settings(body, default=_CHAT_TOKENS)
     messages = []
     for index, message in enumerate(body["messages"]):
         key = f"messages[{index}]"
@@ -202,22 +183,12 @@ def _chat(body: Mapping[str, Any]) -> Request:
         role = "system" if given["role"] == "developer" else given["role"]
         names = ("content", "name")
         messages.append({"role": role, **{name: given[name] for name in names if name in given}})
-    form = TextsForm(body=body, settings=settings, is_chat=True)
-    streams = {"stream": body.get("stream", False)}
-    return Request(inputs=[messages], parameters=streams, settings=settings, form=form)
+    return _texts(body, [messages], _CHAT_TOKENS, is_chat=True)
 
 
 def _completion(body: Mapping[str, Any]) -> Request:
-    if body.get("best_of", 1) not in (1, body.get("n", 1)):
-        raise BadRequest("best_of is supported only if it is n.")
     prompts = texts_or_ids(body["prompt"])
-    if body.get("echo") and not are_texts(prompts):
-        raise BadRequest("echo needs prompts that are texts, not token ids.", "echo")
-    settings = _settings(body, default=_COMPLETION_TOKENS)
-    echoed = prompts if body.get("echo") else None
-    form = TextsForm(body=body, settings=settings, is_chat=False, echoed=echoed)
-    streams = {"stream": body.get("stream", False)}
-    return Request(inputs=prompts, parameters=streams, settings=settings, form=form)
+    return _texts(body, prompts, _COMPLETION_TOKENS, is_chat=False)
 
 
 def _embeddings(body: Mapping[str, Any]) -> Request:
@@ -253,16 +224,14 @@ def served_name(environ: Mapping[str, str] = os.environ) -> str:
 class ShownText:
     """Holds back the end of a stream while it may be the beginning of a stop text."""
 
-    stops: tuple[str, ...]
+    stops: Sequence[str]
     held: str = ""
-    is_over: bool = False
 
     def show(self, piece: str, *, is_last: bool) -> str:
         """Add a generated piece, and return the text that can be shown now."""
         self.held += piece
-        safe = cut = _first_stop(self.held, self.stops)
-        self.is_over = cut < len(self.held) or is_last
-        if not self.is_over:
+        safe = _first_stop(self.held, self.stops)
+        if safe == len(self.held) and not is_last:
             for stop in self.stops:
                 for size in range(1, min(len(stop), len(self.held) + 1)):
                     if self.held.endswith(stop[:size]):
@@ -282,10 +251,8 @@ class TextsForm:
     """Converts generated texts to the API's answer: a document, or a stream of events."""
 
     body: Mapping[str, Any]
-    settings: GenerationSettings
+    stops: Sequence[str]
     is_chat: bool
-    echoed: Sequence[str] | None = None
-    """The prompts, if they are returned before the generated texts."""
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -295,14 +262,12 @@ class TextsForm:
             return EventStream(self._chunks(prediction, prepared))
         choices: list[dict[str, Any]] = []
         generated = 0
-        # Without sampling, one text is returned as all `n` choices.
-        copies = self.body.get("n", 1) // self.settings.sequences
-        for prompt, texts in enumerate(prediction):
-            for text in (text for text in texts for _ in range(copies)):
-                shown = text.text[: _first_stop(text.text, self.settings.stop)]
-                choice = self._choice(shown, prompt)
-                choices.append(_entry(len(choices), choice, _REASONS.get(text.finish, "stop")))
-                generated += len(text.tokens)
+        for text in (text for texts in prediction for text in texts):
+            shown = text.text[: _first_stop(text.text, self.stops)]
+            message = {"role": "assistant", "content": shown, "refusal": None}
+            choice = {"message": message} if self.is_chat else {"text": shown}
+            choices.append(_entry(len(choices), choice, _REASONS.get(text.finish, "stop")))
+            generated += len(text.tokens)
         body = self._head("chat.completion")
         return Document({**body, "choices": choices, "usage": _usage(prepared, generated)})
 
@@ -315,45 +280,26 @@ class TextsForm:
             "system_fingerprint": None,
         }
 
-    def _choice(self, text: str, prompt: int) -> dict[str, Any]:
-        if self.is_chat:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return {"text": (self.echoed[prompt] if self.echoed is not None else "") + text}
-
     def _chunks(self, texts: Iterator[Completion], prepared: Prepared) -> Iterator[Any]:
-        copies = self.body.get("n", 1) // self.settings.sequences
         usage = (self.body.get("stream_options") or {}).get("include_usage", False)
-        choices: dict[int, ShownText] = {}
+        head = self._head("chat.completion.chunk")
+        state = ShownText(self.stops)
         generated = 0
 
-        head = self._head("chat.completion.chunk")
-
-        def chunk(index: int, choice: Mapping[str, Any], reason: str | None = None) -> Any:
-            entry = _entry(index, choice, reason)
+        def chunk(delta: Mapping[str, Any], reason: str | None = None) -> Any:
+            choice = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+            entry = _entry(0, choice, reason)
             return {**head, "choices": [entry], **({"usage": None} if usage else {})}
 
-        def piece(index: int, text: str, reason: str | None = None) -> Any:
-            delta = {"content": text} if text else {}
-            return chunk(index, {"delta": delta} if self.is_chat else {"text": text}, reason)
-
         for written in texts:
-            generated += copies
-            first = (written.prompt * self.settings.sequences + written.index) * copies
-            for index in range(first, first + copies):
-                if index not in choices:
-                    choices[index] = ShownText(self.settings.stop)
-                    if self.is_chat:
-                        role = {"role": "assistant", "content": "", "refusal": None}
-                        yield chunk(index, {"delta": role})
-                    elif self.echoed is not None:
-                        yield chunk(index, self._choice("", written.prompt))
-                state = choices[index]
-                if not state.is_over:
-                    text = state.show(written.tokens[-1].text, is_last=bool(written.finish))
-                    if text:
-                        yield piece(index, text)
-                if written.finish:
-                    yield piece(index, "", _REASONS.get(written.finish, "stop"))
+            # The first token comes first, since an error after the first chunk breaks the stream.
+            if self.is_chat and not generated:
+                yield chunk({"role": "assistant", "content": "", "refusal": None})
+            generated += 1
+            if text := state.show(written.tokens[-1].text, is_last=bool(written.finish)):
+                yield chunk({"content": text})
+            if written.finish:
+                yield chunk({}, _REASONS.get(written.finish, "stop"))
         if usage:
             yield {**head, "choices": [], "usage": _usage(prepared, generated)}
         yield "[DONE]"

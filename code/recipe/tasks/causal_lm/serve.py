@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from recipe.backend import loading, turns
 from recipe.backend.generation import decoding, prompt_groups
-from recipe.backend.generation.decoding import LENGTH, Completion, Token
-from recipe.backend.generation.gathering import Gathering, Piece
-from recipe.backend.generation.prompts import Prompt, Prompts
+from recipe.backend.generation.decoding import LENGTH, Completion
+from recipe.backend.generation.gathering import Gathering, Part
+from recipe.backend.generation.prompts import Prompts
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import routes
 from recipe.backend.requests.payloads import Answers, Prepared, Request
@@ -65,15 +65,14 @@ class Generator(ServedTask):
         # transformers' own criterion scans the whole vocabulary for each text.
         stop = tuple(model.generation_config.stop_strings or ())
         model.generation_config.stop_strings = None
-        # A long prompt is cut at its beginning, since generation continues its end.
-        loaded.tokenizer.truncation_side = "left"
-        if not (merges := prompt_groups.may_merge(loaded)):
+        if not (merges := prompt_groups.may_merge(model.config.get_text_config())):
             name = type(model).__name__
             print(f"batches: {name} continues one text at a time, since padding may change answers")
         return cls(loaded=loaded, prompts=Prompts(loaded, stop), merges=merges)
 
     def example(self, text: str) -> Request:
-        return Request(inputs=[text], parameters={"max_new_tokens": 2})
+        # Of a model of a few positions, characters may be tokens.
+        return Request(inputs=[text[: self.max_length // 2]], parameters={"max_new_tokens": 2})
 
     @property
     def lacking(self) -> Set[str]:
@@ -105,22 +104,19 @@ class Generator(ServedTask):
         """
         answers: list[Any] = []
         for prepared in requests:
-            prompts = prepared.work
             if prepared.request.streams:
-                events = prompt_groups.events(self.loaded, prompts, self.merges)
+                events = prompt_groups.events(self.loaded, *prepared.work)
                 answers.append(shaped(events, prepared, self.loaded.tokenizer))
                 continue
-            pieces = [*prompt_groups.pieces(self.loaded, prompts, self.merges)]
-            for piece in pieces:
-                self.gathering.add(piece)
-            answers.append(partial(self._answer, prepared, pieces))
+            parts = prompt_groups.gather(self.gathering, self.loaded, prepared.work, self.merges)
+            answers.append(partial(self._answer, prepared, parts))
         if turns.are_taken():
             return answers
         return [one() if isinstance(one, partial) else one for one in answers]
 
-    def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Prompt]]) -> Any:
-        texts = self.gathering.results(pieces, partial(prompt_groups.write, self.loaded))
-        answers = Answers(texts, prepared.truncated, prepared.request.single)
+    def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Any:
+        texts = self.gathering.results(parts)
+        answers = Answers(texts, single=prepared.request.single)
         return shaped(answers, prepared, self.loaded.tokenizer)
 
 
@@ -128,8 +124,8 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
     """Return texts, or an iterator over TGI's events, as JSON values, unless the request's own
     `form` formats its answer.
 
-    By default a text includes its prompt, as in pipelines, but not with details or in a stream, as
-    in TGI; `return_full_text` overrides that.
+    By default a text includes its prompt, as in pipelines, but not in a stream, as in TGI;
+    `return_full_text` overrides that.
 
     Args:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
@@ -139,10 +135,9 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
     """
     if prepared.request.form is not None:
         return answer
-    has_details = bool(prepared.parameters.get("details"))
     full = prepared.parameters.get("return_full_text")
     if full is None:
-        full = not (has_details or isinstance(answer, Iterator))
+        full = not isinstance(answer, Iterator)
 
     def whole(text: Completion) -> Any:
         prompt: Any = prepared.inputs.values[text.prompt] if full else ""
@@ -153,34 +148,28 @@ def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) 
             return [*prompt, {"role": "assistant", "content": text.text}]
         return [*earlier, {**last, "content": last["content"] + text.text}]
 
-    def details(text: Completion, **more: Any) -> dict[str, Any]:
-        count, seed = len(text.tokens), prepared.parameters.get("seed")
-        return {"finish_reason": text.finish, "generated_tokens": count, "seed": seed, **more}
-
-    names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-
-    def token(one: Token) -> dict[str, Any]:
-        return {**vars(one), "text": one.text or names.get(one.id, "")}
-
-    def entry(text: Completion) -> dict[str, Any]:
-        if not has_details:
-            return {"generated_text": whole(text)}
-        tokens = [*map(token, text.tokens)]
-        return {"generated_text": whole(text), "details": details(text, prefill=[], tokens=tokens)}
-
     def events() -> Iterator[dict[str, Any]]:
+        names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         for number, text in enumerate(answer, 1):
+            token = text.tokens[-1]
+            details = {
+                "finish_reason": text.finish,
+                "generated_tokens": number,
+                "seed": prepared.parameters.get("seed"),
+                "input_length": prepared.tokens,
+            }
+            shown = token.text or names.get(token.id, "")
             yield {
                 "index": number,
-                "token": token(text.tokens[-1]),
+                "token": {**vars(token), "text": shown, "logprob": None},
                 "generated_text": whole(text) if text.finish else None,
-                "details": details(text, input_length=prepared.tokens) if text.finish else None,
+                "details": details if text.finish else None,
             }
 
     if isinstance(answer, Iterator):
         return events()
-    entries = [[entry(text) for text in texts] for texts in answer]
-    shown = Answers(entries, answer.truncated, answer.single)
+    entries = [[{"generated_text": whole(text)} for text in texts] for texts in answer]
+    shown = Answers(entries, single=answer.single)
     shown.unfinished = [
         index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
     ]

@@ -24,10 +24,6 @@ from recipe.batching.batches import Batch, CompositeLayout, Samples
 from recipe.batching.document_batches import pad_positions
 from recipe.batching.packing import Rows
 
-BACK = "back"
-"""The column (int16) with the number of tokens from the start of a token's word; or NEVER."""
-NEVER = -1
-"""The value of a token that is never masked: a special token."""
 _REPLACED, _RANDOM = 0.8, 0.1
 _STREAMS = 3
 _AT_ONCE = 1 << 22  # tokens
@@ -39,11 +35,13 @@ class Masking:
     """How tokens are masked: 80 % become the mask, 10 % a random token, 10 % are unchanged."""
 
     probability: float
-    """The probability that a word (or, without whole words, a token) is masked."""
+    """The probability that a token is masked."""
     mask_id: int
     vocabulary: int
     """Size of the vocabulary of random tokens; never padding, from which models infer positions."""
     pad_id: int
+    never: tuple[int, ...]
+    """Tokens that are never masked: special ones."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +49,22 @@ class MaskedTexts(Samples):
     """Samples with masked tokens. The label of a sample is its number of masked tokens in
     evaluations; for training data it is unused."""
 
-    back: Rows
     masking: Masking
     key: int
     """The key of the random numbers."""
 
     @classmethod
     def drawn_from(
-        cls, token_ids: Rows, starts: Rows, back: Rows, masking: Masking, *, is_fixed: bool
+        cls, token_ids: Rows, starts: Rows, masking: Masking, *, is_fixed: bool
     ) -> MaskedTexts:
-        """Return the samples of these tokens, none of them masked yet.
-
-        Args:
-            back: The value of BACK for each token.
-            is_fixed: Whether this is evaluation data, for which masked tokens are counted, and at
-                least one is masked.
-        """
+        """Return the samples of these tokens, none of them masked yet. Of evaluation data
+        (`is_fixed`) masked tokens are counted, and at least one is masked."""
         none = np.zeros(len(starts) - 1, dtype=np.int64)
-        drawn = cls(token_ids, starts, none, back, masking, _key(0))
+        drawn = cls(token_ids, starts, none, masking, _key(0))
         if not is_fixed:
             return drawn
         labels, least = drawn._draws_below(masking.probability)
-        if least >= masking.probability:  # else nothing is masked: mask the likeliest word
+        if least >= masking.probability:  # else nothing is masked: mask the likeliest token
             masking = dataclasses.replace(masking, probability=float(np.nextafter(least, 1)))
             labels, _ = drawn._draws_below(masking.probability)
         return dataclasses.replace(drawn, labels=labels, masking=masking)
@@ -80,13 +72,17 @@ class MaskedTexts(Samples):
     def _draws_below(self, probability: float) -> tuple[Rows, float]:
         """Return how many tokens of each sample draw a lower number, and the lowest draw."""
         labels, least = np.zeros(len(self), dtype=np.int64), 1.0
-        for start in range(0, len(self.back), _AT_ONCE):
-            source = start + np.flatnonzero(self.back[start : start + _AT_ONCE] != NEVER)
-            draws = _uniform(self.key, source - self.back[source], 0)
+        for start in range(0, len(self.token_ids), _AT_ONCE):
+            source = start + self._maskable(self.token_ids[start : start + _AT_ONCE])
+            draws = _uniform(self.key, source, 0)
             least = min(least, float(draws.min(initial=1)))
             owners = np.searchsorted(self.starts, source[draws < probability], side="right") - 1
             labels += np.bincount(owners, minlength=len(self))
         return labels, least
+
+    def _maskable(self, ids: Rows) -> Rows:
+        """Return which of some tokens may be masked, as positions in `ids`."""
+        return np.flatnonzero(~np.isin(ids, self.masking.never))
 
     def draw_epoch(self, seed: int, epoch: int) -> MaskedTexts:
         return dataclasses.replace(self, key=_key(1, seed, epoch))
@@ -94,11 +90,8 @@ class MaskedTexts(Samples):
     def masked(self, source: Rows) -> tuple[Rows, Rows]:
         """Return which of the tokens at `source` (positions in `token_ids`) are masked, as
         positions in `source`, and the tokens that replace them."""
-        back = self.back[source]
-        indices = np.flatnonzero(back != NEVER)
-        indices = indices[
-            _uniform(self.key, source[indices] - back[indices], 0) < self.masking.probability
-        ]
+        indices = self._maskable(self.token_ids[source])
+        indices = indices[_uniform(self.key, source[indices], 0) < self.masking.probability]
         chosen = source[indices]
         kind, which = _uniform(self.key, chosen, 1), _uniform(self.key, chosen, 2)
         random = (which * (self.masking.vocabulary - 1)).astype(np.int64)
@@ -115,9 +108,8 @@ class MaskedTexts(Samples):
     def room(self, rows: Rows) -> int:
         """Return a number of masked tokens of the samples at `rows` that is rarely exceeded."""
         source, _, _ = self.token_positions(rows)
-        back, probability = self.back[source], self.masking.probability
-        words, tokens = int((back == 0).sum()), int((back != NEVER).sum())
-        spread = tokens / max(1, words) * np.sqrt(words * probability * (1 - probability))
+        tokens, probability = len(self._maskable(self.token_ids[source])), self.masking.probability
+        spread = np.sqrt(tokens * probability * (1 - probability))
         return min(tokens, int(np.ceil(tokens * probability + _DEVIATIONS * spread)))
 
     def fingerprint(self) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import AutoModelForMaskedLM
 
-from recipe.backend import bounds, loaded_model, loading, pipelines, turns
+from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
@@ -18,7 +19,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.tasks.masked_lm.spec import SPECS
 
-PARAMETERS = {"top_k", "targets"} | loaded_model.PARAMETERS
+PARAMETERS = {"top_k"} | loaded_model.PARAMETERS
 _TOP_K = 5
 
 
@@ -28,8 +29,6 @@ class MaskFiller(ServedTask):
 
     served = SPECS[0].served["fill-mask"]
     loaded: LoadedModel
-    pipeline: Any
-    """transformers' pipeline, which converts targets to tokens."""
 
     @classmethod
     def load(cls, origin: Origin) -> MaskFiller:
@@ -45,7 +44,7 @@ class MaskFiller(ServedTask):
                 "Name another task in HF_TASK, or save the tokenizer that the model was trained "
                 "with.",
             )
-        return cls(loaded=loaded, pipeline=pipelines.wrap_pipeline("fill-mask", loaded))
+        return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
         return Request(inputs=[f"{self.loaded.tokenizer.mask_token} {text}"])
@@ -68,55 +67,33 @@ class MaskFiller(ServedTask):
                     f"Input {position + 1} has no {self.loaded.tokenizer.mask_token} among its "
                     f"first {self.loaded.max_length} tokens. Write it where a word is missing."
                 )
-        targets = None
-        if "targets" in request.parameters:
-            named = request.parameters["targets"]
-            named = [named] if isinstance(named, str) else named
-            bounds.hold(Bound.ROWS, len(named), f"{len(named):,} targets")
-            tokens: set[int] = set()
-            for piece in bounds.pieces(named):
-                some = named[piece.start : piece.stop]
-                bounds.hold_text(*some)
-                try:
-                    tokens.update(map(int, self.pipeline.get_target_ids(some)))
-                except ValueError as error:
-                    if "At least one target" not in str(error):
-                        raise
-            if not tokens:
-                raise BadRequest("targets: the model has no token for any of them.")
-            targets = list(tokens)
-        choices = len(self.loaded.tokenizer) if targets is None else len(targets)
-        count = min(request.parameters.get("top_k", _TOP_K), choices)
+        count = min(request.parameters.get("top_k", _TOP_K), len(self.loaded.tokenizer))
         # Each entry repeats the whole text, which is decoded anew for it.
         filled = [len(row.keep) * count for row in rows]
         values = sum(n * (3 + len(row.ids)) for n, row in zip(filled, rows, strict=True))
         reason = f"{sum(filled):,} tokens for masks, each in its whole text"
         bounds.hold(Bound.ANSWER, values, reason)
         sizes = [len(row.ids) + n for n, row in zip(filled, rows, strict=True)]
-        return replace(prepared, sizes=sizes, work=(rows, targets))
+        return replace(prepared, sizes=sizes, work=rows)
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request the best tokens for each text: `score` (a probability), `token`,
         `token_str` and the `sequence` with it; of several masks a list for each."""
-        rows = [row for prepared in requests for row in prepared.work[0]]
-        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         tokenizer: Any = self.loaded.tokenizer
         answers: list[Any] = []
-        for prepared in requests:
-            rows, targets = prepared.work
+        logits_of_requests = self.loaded.rows(requests, Reading.TOKENS)
+        for prepared, rows in zip(requests, logits_of_requests, strict=True):
             entries: list[Any] = []
-            for row in rows:
-                scores = next(logits).softmax(-1)  # [masks, vocabulary]
-                if targets is not None:
-                    scores = scores[:, targets]
-                count = min(prepared.parameters.get("top_k", _TOP_K), scores.shape[-1])
-                best = [part.tolist() for part in scores.topk(count)]
+            for row, logits in zip(prepared.work, rows, strict=True):
+                scores = logits.softmax(-1)  # [masks, vocabulary]
+                best = scores.topk(min(prepared.parameters.get("top_k", _TOP_K), scores.shape[-1]))
                 filled: list[list[dict[str, Any]]] = []
-                for position, values, numbers in zip(row.keep, *best, strict=True):
+                for position, values, tokens in zip(
+                    row.keep, *map(torch.Tensor.tolist, best), strict=True
+                ):
                     filled.append([])
-                    for score, number in zip(values, numbers, strict=True):
+                    for score, token in zip(values, tokens, strict=True):
                         turns.pause()
-                        token = targets[number] if targets is not None else number
                         ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
                         # If there are several masks, the others stay visible.
                         sequence = tokenizer.decode(ids, skip_special_tokens=len(row.keep) == 1)

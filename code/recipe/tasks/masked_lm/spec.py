@@ -14,15 +14,8 @@ class Options:
 
     mlm_probability: float = option(
         0.15,
-        "masked-lm: share of tokens (or words) to mask.",
+        "masked-lm: share of tokens to mask.",
         valid=(lambda value: 0 < value < 1, "a number between 0 and 1"),
-        effect=Effect.SAMPLES,
-    )
-    whole_word_masking: bool = option(
-        False,
-        "masked-lm: mask all tokens of a word.",
-        "whole_word_mask",
-        "wwm",
         effect=Effect.SAMPLES,
     )
 

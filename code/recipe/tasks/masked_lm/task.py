@@ -1,4 +1,4 @@
-"""Masked language modelling: predicting masked tokens or words."""
+"""Masked language modelling: predicting masked tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ MASKED_TOKENS: Objective = _MaskedTokens()
 
 
 class MaskedLm(Task):
-    """Learns to predict masked tokens or words."""
+    """Learns to predict masked tokens."""
 
     options: Options
     data: language_modeling.Texts

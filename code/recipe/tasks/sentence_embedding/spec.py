@@ -9,7 +9,7 @@ from recipe.data.relevance_columns import FORMS
 from recipe.option_fields import ABOVE_0, option
 from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
 
-_ROUTES = (routes.EMBEDDINGS, routes.EMBED, routes.SIMILARITY, routes.TOKENIZE)
+_ROUTES = (routes.EMBEDDINGS, routes.EMBED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ SPECS = (
                 load="tasks.text_classification.serve:Classifier.load",
                 architectures=("AutoModelForSequenceClassification",),
                 adapters=("SEQ_CLS",),
-                routes=(routes.PREDICT, *routes.RANKING, routes.TOKENIZE),
+                routes=(routes.PREDICT, *routes.RANKING),
                 form="pair",
             ),
             "zero-shot-classification": Served(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import held_out
+from recipe.data import held_out, values
 from recipe.data.column_names import plain
 from recipe.data.files.part import is_string
-from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import Read, describe_files, only, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -67,24 +67,7 @@ def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:
                     f"model needs them; or give text_column={source} if the texts name the "
                     "language.",
                 )
-    schema = pa.schema([(SOURCE, pa.large_string()), (TARGET, pa.large_string())])
-
-    def pairs() -> Iterator[dict[str, str]]:
-        for first, batch in part.batches([source, target]):
-            cells = (batch[name].to_pylist() for name in (source, target))
-            for row, values in enumerate(zip(*cells, strict=True), first):
-                for name, value in zip((source, target), values, strict=True):
-                    if isinstance(value, (list, dict)):
-                        raise DataError(
-                            f"{part.where(row)} has no text in column {name!r}, but "
-                            f"{str(value)[:60]}.",
-                            "Give texts.",
-                        )
-                a, b = ("" if value is None else str(value) for value in values)
-                if a.strip() and b.strip():
-                    yield {SOURCE: a, TARGET: b}
-
-    table = spooled_rows(schema, pairs())
-    if left_out := part.table.num_rows - table.num_rows:
-        notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
-    return table
+    both = [values.texts(part, column) for column in (source, target)]
+    are_there = pc.and_(*map(values.has_text, both))
+    part = only(part, are_there.to_pylist(), "lack a text", notes)
+    return pa.table({SOURCE: values.texts(part, source), TARGET: values.texts(part, target)})

@@ -18,9 +18,9 @@ from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCri
 
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.generation import decoding, gathering
+from recipe.backend.generation import decoding
 from recipe.backend.generation.decoding import Finite, Pauses
-from recipe.backend.generation.gathering import Gathering, Piece, Source
+from recipe.backend.generation.gathering import Gathering, Part, Source
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
@@ -29,7 +29,7 @@ from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
-from recipe.tasks.text_to_text.languages import is_multilingual, languages, token_of
+from recipe.tasks.text_to_text.languages import language_tokens
 from recipe.tasks.text_to_text.spec import SPECS
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
@@ -38,9 +38,9 @@ _LENGTHS = {"max_new_tokens", "max_length"}
 _WRITING = _LENGTHS | {
     "min_new_tokens", "min_length", "num_beams", "do_sample", "temperature", "top_k", "top_p",
     "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
-    "num_return_sequences", "seed",
+    "seed",
 }  # fmt: skip
-PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
+PARAMETERS = _WRITING | {"truncation", "prefix"}
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 _LANGUAGES = ("src_lang", "tgt_lang")
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
@@ -58,8 +58,8 @@ class TextGenerator(ServedTask):
     """GENERAL, SUMMARIES or TRANSLATIONS."""
     defaults: Mapping[str, Any]
     """Parameters of requests that leave them out: beams, lengths, the prefix, languages."""
-    languages: Sequence[str]
-    """The language codes of a multilingual model's tokenizer; empty for other models."""
+    languages: Mapping[str, int]
+    """The token of each language of a multilingual model; empty for other models."""
     gathering: Gathering = field(default_factory=Gathering)
 
     @classmethod
@@ -99,53 +99,50 @@ class TextGenerator(ServedTask):
         defaults.setdefault("src_lang", getattr(loaded.tokenizer, "src_lang", None))
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
         log(f"generation: {shown}, unless a request sets others")
-        codes = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
-        return cls(loaded=loaded, task=task, defaults=defaults, languages=codes)
+        known = language_tokens(loaded.tokenizer)
+        return cls(loaded=loaded, task=task, defaults=defaults, languages=known)
 
     def example(self, text: str) -> Request:
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
         if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
-            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
+            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or next(iter(self.languages))
         return Request(inputs=[text], parameters=parameters)
 
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         inputs = request.read(a_text, self.loaded.columns)
-        for name in _LANGUAGES if self.languages else ():
-            language = request.parameters.get(name)
-            if language is not None and language not in self.languages:
-                first_languages = ", ".join(self.languages[:60])
-                raise BadRequest(
-                    f"{name} is {language!r}. Give one of the model's: {first_languages}."
-                )
-        target = request.parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
-        config: Any = self.loaded.model.generation_config
-        if self.languages and target is None and config.forced_bos_token_id is None:
-            raise BadRequest(
-                "The model generates several languages: name one in tgt_lang, as in "
-                f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{self.languages[0]}"}}}}.'
+        generation: Any = self.loaded.model.generation_config
+        languages: dict[str, str | None] = {}
+        first: dict[str, int] = {}
+        if self.languages:
+            source, target = (
+                request.parameters.get(name) or self.defaults.get(name) for name in _LANGUAGES
             )
-        options = self._options(request.parameters)
-        if self.languages and target is not None:
-            options["forced_bos_token_id"] = token_of(self.loaded.tokenizer, target)
+            example = next(iter(self.languages))
+            for name, language in (("src_lang", source), ("tgt_lang", target)):
+                if language is not None and language not in self.languages:
+                    raise BadRequest(
+                        f"{name} is {language!r}. Give one of the model's: "
+                        f"{', '.join([*self.languages][:60])}."
+                    )
+            if target is not None:
+                first["forced_bos_token_id"] = self.languages[target]
+            elif generation.forced_bos_token_id is None:
+                raise BadRequest(
+                    "The model generates several languages: name one in tgt_lang, as in "
+                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{example}"}}}}.'
+                )
+            languages["src_lang"] = source
+        options = {**self._options(request.parameters), **first}
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-        source = request.parameters.get("src_lang") or self.defaults["src_lang"]
         new = options.get("max_new_tokens") or options["max_length"]
-        texts = len(inputs.values)
-        rows = max(options["num_beams"], options["num_return_sequences"])
-        bounds.hold(
-            Bound.WRITTEN, texts * rows * new,
-            f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
-        )  # fmt: skip
+        texts, beams = len(inputs.values), options["num_beams"]
+        reason = f"{texts:,} texts x {beams:,} beams x {new:,} new tokens"
+        bounds.hold(Bound.WRITTEN, texts * beams * new, reason)
         bounds.hold_text(prefix)
         # Of the request's parameters only truncation is about sources.
         kept = {k: v for k, v in request.parameters.items() if k == "truncation"}
-        prepared = self.loaded.encode(
-            replace(request, parameters=kept),
-            inputs,
-            prefix,
-            {"src_lang": source} if self.languages else {},
-        )
+        prepared = self.loaded.encode(replace(request, parameters=kept), inputs, prefix, languages)
         token_ids = [row.ids for row in prepared.work]
         sizes = [len(ids) + new for ids in token_ids]
         return replace(prepared, request=request, sizes=sizes, work=(token_ids, options))
@@ -183,31 +180,23 @@ class TextGenerator(ServedTask):
         for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
             if (options.get(name) or 0) > most:
                 raise BadRequest(f"{name} is {options[name]}, and the model's limit is {most}.")
-        for name in ("num_beams", "num_return_sequences"):
-            options[name] = options.get(name, getattr(generation, name)) or 1
-        beams, count = options["num_beams"], options["num_return_sequences"]
-        if max(beams, count) > _MOST_BEAMS:
-            raise BadRequest(f"num_beams and num_return_sequences may be {_MOST_BEAMS} at most.")
-        if count > beams and not options.get("do_sample", generation.do_sample):
-            raise BadRequest(
-                f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there"
-                " are at most as many different texts as beams."
-            )
+        options["num_beams"] = options.get("num_beams", generation.num_beams) or 1
+        if options["num_beams"] > _MOST_BEAMS:
+            raise BadRequest(f"num_beams may be {_MOST_BEAMS} at most.", "num_beams")
         return options
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return the generated texts of each request, under the task's name.
 
-        With num_return_sequences there is a list for each input. Texts of equal parameters are
-        generated together. If predictions take turns, an answer is a function that returns it.
+        Texts of equal parameters are generated together. If predictions take turns, an answer is a
+        function that returns it.
         """
         later: list[Callable[[], Answers]] = []
         generation: Any = self.loaded.model.generation_config
         for prepared in requests:
             token_ids, options = prepared.work
-            rows = max(options["num_beams"], options["num_return_sequences"])
             # A step takes no longer than one with this number of texts and the default beams.
-            size = max(1, min(BATCH, BATCH * _BEAMS // rows))
+            size = max(1, min(BATCH, BATCH * _BEAMS // options["num_beams"]))
             penalty = generation.encoder_repetition_penalty
             if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
                 # Penalties on tokens of the source would apply to its padding, too.
@@ -219,41 +208,31 @@ class TextGenerator(ServedTask):
                 sources.sort(key=lambda source: len(source.ids))
                 if size > 1:
                     alike = json.dumps(options, sort_keys=True)
-            pieces = [*gathering.pieces(sources, alike, size)]
-            for piece in pieces:
-                self.gathering.add(piece)
-            later.append(partial(self._answer, prepared, pieces))
+            parts = self.gathering.add(sources, alike, size, partial(self._write, options))
+            later.append(partial(self._answer, prepared, parts))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _answer(self, prepared: Prepared, pieces: Sequence[Piece[Source]]) -> Answers:
-        """Return a request's answer, once its pieces are generated."""
-        texts = self.gathering.results(pieces, partial(self._write, prepared.work[1]))
-        tokenizer: Any = self.loaded.tokenizer
-        if prepared.parameters.get("clean_up_tokenization_spaces"):
-            texts = [[tokenizer.clean_up_tokenization(text) for text in some] for some in texts]
-        entries: list[Any] = [[{_NAMES[self.task]: text} for text in some] for some in texts]
-        if all(len(some) == 1 for some in entries):
-            return Answers([entry for (entry,) in entries], prepared.truncated)
-        return Answers(entries, prepared.truncated, prepared.request.single)
+    def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Answers:
+        texts = self.gathering.results(parts)
+        return Answers([{_NAMES[self.task]: text} for text in texts], prepared.truncated)
 
     @torch.inference_mode()
     def _write(
         self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
-    ) -> list[list[str]]:
-        """Generate the texts of each source, with a pause after each token."""
+    ) -> list[str]:
+        """Generate the text of each source, with a pause after each token."""
         model: Any = self.loaded.model
         arguments = {key: value for key, value in options.items() if key != "seed"}
         draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
         if draws:
             decoding.set_seed(options.get("seed"), sources[0].index)
-        rows = [source.ids for source in sources]
         output = model.generate(
-            **decoding.padded(self.loaded, rows, side="right"),
+            **decoding.padded(self.loaded, [source.ids for source in sources], side="right"),
+            **arguments,
+            num_return_sequences=1,
             logits_processor=LogitsProcessorList([Finite(decoding.end_ids(model))]),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
             tokenizer=self.loaded.tokenizer,
-            **arguments,
         )
-        count = len(output) // len(sources)
-        texts = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
-        return [texts[start : start + count] for start in range(0, len(texts), count)]
+        texts: list[str] = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return texts

@@ -79,7 +79,6 @@ def test_a_chat_takes_parts_of_content_and_all_roles(client: openai.OpenAI) -> N
         ({"stop": "o"}, "Cia", "stop"),
         ({"stop": ["zz", "ao"]}, "Ci", "stop"),
         ({"stop": "oé"}, "Cia", "stop"),
-        ({"logit_bias": {"2": -100}, "max_tokens": 4}, "Ciao", "length"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -96,22 +95,16 @@ def test_a_text_ends_where_it_is_asked_to(
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [reason]
 
 
-def test_a_stream_of_choices_has_roles_reasons_and_counts(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            **GREEDY, n=2, stream=True, stream_options={"include_usage": True}
-        )
-    )
-    for index in (0, 1):
-        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
-        local = [choice for choice in choices if choice.index == index]
-        assert local[0].delta.role == "assistant"
-        # No character is sent in halves.
-        assert [item.delta.content for item in local if item.delta.content] == [*REPLY]
-        assert local[-1].finish_reason == "stop"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 2 * (len(REPLY.encode()) + 1)
+def test_a_stream_has_a_role_a_reason_and_counts(client: openai.OpenAI) -> None:
+    usage: Any = {"include_usage": True}
+    *chunks, last = client.chat.completions.create(**GREEDY, stream=True, stream_options=usage)
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert choices[0].delta.role == "assistant"
+    # No character is sent in halves.
+    assert [item.delta.content for item in choices if item.delta.content] == [*REPLY]
+    assert choices[-1].finish_reason == "stop"
+    assert last.choices == [] and last.usage is not None
+    assert last.usage.completion_tokens == len(REPLY.encode()) + 1
 
 
 def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.OpenAI) -> None:
@@ -128,21 +121,15 @@ def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.Open
 
 
 def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model="x", prompt=["01", "56"], max_tokens=3, temperature=0, n=2, echo=True
-    )
+    answer = client.completions.create(model="x", prompt=["01", "56"], max_tokens=3, temperature=0)
     texts = [(choice.index, choice.text) for choice in answer.choices]
-    assert texts == [(0, "01234"), (1, "01234"), (2, "56789"), (3, "56789")]
+    assert texts == [(0, "234"), (1, "789")]
     pieces = client.completions.create(
         model="x", prompt="01", max_tokens=30, temperature=0, stop="89", stream=True
     )
     assert "".join(chunk.choices[0].text for chunk in pieces) == "234567"
     long: dict[str, Any] = {"model": "x", "prompt": "0", "max_tokens": 50, "temperature": 0}
     assert client.completions.create(**long).choices[0].text == ("1234567890" * 5)
-    penalised = client.completions.create(**long, frequency_penalty=2, presence_penalty=2)
-    text = penalised.choices[0].text
-    assert text.startswith("1234567890123")
-    assert not set(text) <= set("0123456789"), "what was written often is not written again"
 
 
 @pytest.mark.parametrize(
@@ -199,15 +186,15 @@ def test_huggingface_client_generates_and_chats(hub: InferenceClient) -> None:
     assert hub.text_generation("12", max_new_tokens=4) == "123456"
     assert hub.text_generation("12", max_new_tokens=4, return_full_text=False) == "3456"
     assert list(hub.text_generation("12", max_new_tokens=3, stream=True)) == ["3", "4", "5"]
-    details = hub.text_generation("12", max_new_tokens=30, details=True, stop=["8"], seed=3)
-    assert details.generated_text == "345678"
-    assert details.details is not None
-    assert details.details.finish_reason == "stop_sequence"
-    assert [entry.text for entry in details.details.tokens] == [*"345678"]
-    events = list(hub.text_generation("12", max_new_tokens=3, stream=True, details=True))
-    assert events[-1].generated_text == "345"
+    assert hub.text_generation("12", max_new_tokens=30, stop=["8"], seed=3) == "12345678"
+    events = list(
+        hub.text_generation("12", max_new_tokens=30, stop=["8"], stream=True, details=True)
+    )
+    assert [event.token.text for event in events] == [*"345678"]
+    assert events[-1].generated_text == "345678"
     assert events[-1].details is not None
-    assert events[-1].details.generated_tokens == 3
+    assert events[-1].details.generated_tokens == 6
+    assert events[-1].details.finish_reason == "stop_sequence"
     assert hub.chat_completion(HELLO, temperature=0).choices[0].message.content == REPLY
     pieces = hub.chat_completion(HELLO, temperature=0, stream=True)
     assert "".join(entry.choices[0].delta.content or "" for entry in pieces) == REPLY

@@ -24,7 +24,7 @@ TEXT = st.builds(lambda word, n: word * n, st.sampled_from(["a", "{}", "{0}", "f
 NAMES = st.builds(lambda word, n: [f"{word}{k}" for k in range(n)],
                   st.sampled_from(["a", "good ", "x" * 300]), st.sampled_from([1, 30, 3000]))  # fmt: skip
 WRITING = ["max_new_tokens", "min_new_tokens", "num_beams", "do_sample", "temperature",
-           "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size", "num_return_sequences",
+           "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size",
            "length_penalty", "seed"]  # fmt: skip
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
 TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
@@ -37,13 +37,13 @@ TASKS: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "answers": ("BertForQuestionAnswering", {}, "",
                 ["top_k", "doc_stride", "max_answer_len", "max_seq_len",
                  "handle_impossible_answer", "align_to_words"]),
-    "masks": ("BertForMaskedLM", {}, "", ["top_k", "targets", "truncation", "max_length"]),
+    "masks": ("BertForMaskedLM", {}, "", ["top_k", "truncation", "max_length"]),
     "vectors": ("BertModel", {}, "sentence-similarity", ["normalize", "truncation", "max_length"]),
     "token vectors": ("BertModel", {}, "feature-extraction", ["truncation", "max_length"]),
     "t5": ("T5ForConditionalGeneration", {}, "",
            [*WRITING, "max_length", "min_length", "typical_p", "early_stopping", "truncation", "prefix"]),
     "texts": ("LlamaForCausalLM", {}, "",
-              [*WRITING, "stop", "truncate", "truncation", "details", "return_full_text"]),
+              [*WRITING, "num_return_sequences", "stop", "return_full_text"]),
 }  # fmt: skip
 PIECES = st.sampled_from(["a", "a ", "film ", ".", "中", "\U0001f600", "[MASK] ", " "])
 # How many texts, and how many bytes each has: bodies below and above what is read in turns, too.
@@ -149,10 +149,10 @@ def test_no_request_takes_a_gigabyte_or_makes_a_neighbour_wait(
         **dict.fromkeys(["temperature", "top_p", "typical_p", "repetition_penalty", "length_penalty"], number),
         **dict.fromkeys(
             ["truncation", "padding", "return_all_scores", "align_to_words", "multi_label", "normalize",
-             "handle_impossible_answer", "do_sample", "early_stopping", "details",
-             "return_full_text", "clean_up_tokenization_spaces"], flag),
+             "handle_impossible_answer", "do_sample", "early_stopping",
+             "return_full_text"], flag),
         **dict.fromkeys(["prefix", "hypothesis_template"], TEXT),
-        **dict.fromkeys(["candidate_labels", "targets", "ignore_labels", "stop"], NAMES),
+        **dict.fromkeys(["candidate_labels", "ignore_labels", "stop"], NAMES),
         "aggregation_strategy": st.sampled_from(["none", "simple", "first", "average", "max"]),
         "function_to_apply": st.sampled_from(["sigmoid", "softmax", "none"]),
         "threshold": number,
