@@ -184,6 +184,7 @@ model_dir model_output_dir output_data_dir | Leave it out: SageMaker names the f
 dataset_name dataset datasets eval_dataset data_files | Data comes in channels: save the data set
   (to_parquet, save_to_disk) to S3 and give that prefix as the channel called train, evaluation data
   as the channel called test.
+dataset_config_name dataset_config | Give the S3 prefix of that folder as the channel.
 task_name | The data determines the task: give GLUE's files as channels train and test.
 tokenizer_name | Leave it out: the model's tokenizer is used.
 config_name | Leave it out: the configuration is the model's.

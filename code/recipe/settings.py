@@ -245,12 +245,6 @@ class DataSettings(JobSettings):
     All of these determine the samples, so a resume compares only the hash of the samples.
     """
 
-    dataset_config_name: str | None = option(
-        None,
-        "Configuration of the data set: a folder with its own splits. Separate several by commas.",
-        "dataset_config",
-        separator=",",
-    )
     text_column: str | None = option(
         None,
         "Text column, or two (a,b) for pairs of texts. Default: detected by name.",

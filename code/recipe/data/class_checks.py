@@ -101,8 +101,8 @@ def check_numbers(parts: Sequence[Part], column: str, rows: int) -> None:
         raise DataError(
             f"Column {column!r} of {path} has {zeros[0]}, and others with more or fewer "
             "digits: they may be numbers or codes.",
-            "Give problem_type=regression if they are numbers, or "
-            "problem_type=single_label_classification if each of them is one class.",
+            "Give problem_type=regression if they are numbers, or write codes with a letter in "
+            f"front: c{zeros[0]}.",
         )
 
 

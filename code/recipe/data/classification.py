@@ -20,20 +20,21 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import class_checks, held_out, labels, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
-from recipe.data.files import text_files
-from recipe.data.files.part import Part, is_number
+from recipe.data.files import formats
+from recipe.data.files.part import HeaderHint, Part, is_number
 from recipe.data.files.spool import spooled_column
 from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import ANSWER, NOT_ACCEPTED, Read, describe_files, read_columns
+from recipe.data.reading import Read, describe_files, read_columns
 from recipe.errors import DataError, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
 Array = npt.NDArray[Any]
 _FEW_NUMBERS = 1_000
+_PLAIN = (".txt", ".text", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         TASKS["text-classification"],
         settings,
         notes,
-        units=functools.partial(text_files.units, notes=notes, header=settings.names_in_header),
+        functools.partial(_read, header=settings.names_in_header),
         hosts=hosts,
         check=values.check_no_tags,
     )
@@ -77,25 +78,15 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         read = reading.converted(
             functools.partial(_labelled, texts=inputs.values(), settings=settings, notes=notes)
         )
-    are_classes = settings.problem_type in (labels.SINGLE, labels.SEVERAL)
-    has_codes = are_classes or bool(settings.label_separator)
     of_hosts = hosts.gather([
-        (distinct_labels(part, label, has_codes), part.table.num_rows)
-        for part in read.get("train", ())
+        (distinct_labels(part, label), part.table.num_rows) for part in read.get("train", ())
     ])  # fmt: skip
     trained, rows = zip(*itertools.chain(*of_hosts), strict=True)
     shape = labels.shape_of(trained, label, settings.label_separator, settings.problem_type)
     if settings.problem_type is None and settings.class_names is None:
         class_checks.CHECKS[shape.problem](trained, label, sum(rows))
     spelled = [label_of_row for part in trained for label_of_row in shape.spell(part, label)]
-    left_out = " ".join(note for note in notes if NOT_ACCEPTED in note)
-    try:
-        known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
-    except DataError as error:
-        if not left_out:
-            raise
-        remedy = f"Give label_column={ANSWER} to learn what was accepted."
-        raise DataError(f"{error} {left_out}", remedy) from error
+    known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
     splits = set().union(*hosts.gather(set(read)))
@@ -128,6 +119,20 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     )
 
 
+def _read(path: Path, header: HeaderHint) -> Part:
+    """Return the rows of a file. Raises DataError if it is plain text, such as `pos/1.txt`."""
+    is_plain = path.suffix.lower() in _PLAIN or path.suffix[1:].isdigit()  # 20 Newsgroups' 49960
+    if is_plain and path.is_file() and not formats.is_structured(path):
+        raise DataError(
+            f"{path} is a plain text, without a label.",
+            "Write rows of a text and a label, of folders of classes such as by: python -c "
+            '\'import json, pathlib; [print(json.dumps({"text": path.read_text(), '
+            '"label": path.parent.name})) for path in pathlib.Path("train").glob("*/*")]\' '
+            "> train.jsonl",
+        )
+    return formats.read(path, header=header)
+
+
 def _labelled(file: Read, texts: Iterable[str], settings: DataSettings, notes: list[str]) -> Part:
     """Return a file with one column of labels, without rows that have none."""
     part, names = file.part, file.columns.columns[LABEL]
@@ -141,7 +146,8 @@ def _labelled(file: Read, texts: Iterable[str], settings: DataSettings, notes: l
         if empty := values.empty_texts(part, column):
             notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
                          "they are learned as empty texts.")  # fmt: skip
-    return values.parse_label_lists(part, label)
+    values.check_labels(part, label)
+    return part
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
@@ -245,14 +251,9 @@ def encoded(
     return spooled_column(kind, batches())
 
 
-def distinct_labels(part: Part, column: str, has_codes: bool) -> Part:
-    """Return the first row of each label, without other columns.
-
-    Numbers with fractions that cannot be classes are reduced to a few.
-
-    Args:
-        has_codes: Whether numbers with fractions may be classes, or a string several labels.
-    """
+def distinct_labels(part: Part, column: str) -> Part:
+    """Return the first row of each label, without other columns; of numbers with fractions, which
+    cannot be classes, those of a few."""
     rows: list[int] = []
     known: set[Any] = set()
     has_fraction = False
@@ -276,7 +277,7 @@ def distinct_labels(part: Part, column: str, has_codes: bool) -> Part:
                 continue
             known.add(cell)
             rows.append(first + index)
-            has_fraction = has_fraction or (not has_codes and labels.is_fraction(str(cell)))
+            has_fraction = has_fraction or labels.is_fraction(str(cell))
     return dataclasses.replace(part, table=part.table.select([column])).select(rows)
 
 

@@ -79,8 +79,6 @@ class LabelShape:
     """Separates the classes of a row in one string."""
     indicators: bool = False
     """Whether a row's list has 0 or 1 for each class, instead of its classes."""
-    are_codes: bool = False
-    """Whether numbers with fractions are classes, as they are written: 250.00 is not 250."""
 
     def spell(self, part: Part, column: str) -> list[Any]:
         """Return the label of each row: the name of its class, a tuple of names, or a float.
@@ -92,7 +90,7 @@ class LabelShape:
         class_names = part.class_names.get(column)
         if self.problem == SINGLE:
             # 1, 1.0 and "1.0" are the class `1`.
-            classes_of_rows = [_spell(value, class_names, self.are_codes) for value in values]
+            classes_of_rows = [_spell(value, class_names) for value in values]
             if missing := [row for row, name in enumerate(classes_of_rows) if name == ""]:
                 raise DataError(
                     f"{part.where(missing[0])} has no label in column {column!r}"
@@ -120,10 +118,7 @@ class LabelShape:
                 value = [] if value in (None, "") else [value]
             if self.indicators:
                 value = [number for number, has in enumerate(value) if has]
-            names = [
-                _spell(item, class_names, self.are_codes and isinstance(item, str))
-                for item in value
-            ]
+            names = [_spell(item, class_names) for item in value]
             if not all(names):
                 raise _no_class(part, row, value, column)
             spelled.append(tuple(name or "" for name in names))
@@ -144,22 +139,12 @@ def shape_of(
     """
     columns = [part.table[column] for part in parts]
     nested = [cells for cells in columns if is_list(cells.type)]
-    texts: list[Any] = []
-    for cells in columns if separator or problem else ():
-        if pa.types.is_nested(cells.type):
-            texts += (item for row in cells.to_pylist() for item in row or ())
-        else:
-            for text in map(str, cells.unique().to_pylist()):
-                texts += text.split(separator) if separator else [text]
-    are_codes = any(is_fraction(text) for text in texts if isinstance(text, str))
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for cells in nested for row in cells.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
         # Lists such as [0, 1, 1], all of one length, cannot be lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
-        return LabelShape(
-            problem=SEVERAL, separator=separator, indicators=are_indicators, are_codes=are_codes
-        )
+        return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
     are_named = any(column in part.class_names for part in parts)
     values = {
         value
@@ -171,21 +156,16 @@ def shape_of(
         numbers = map(float, values)
         if any(math.isfinite(number) and not number.is_integer() for number in numbers):
             return LabelShape(problem=NUMBER)
-    return LabelShape(problem=problem or SINGLE, are_codes=are_codes)
+    return LabelShape(problem=problem or SINGLE)
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
-    are_several = isinstance(value, list)
-    texts = [item for item in value if isinstance(item, str)] if are_several else [str(value)]
-    codes = (
-        " For text-classification, give "
-        f"problem_type={SEVERAL if are_several else SINGLE} if it is a class."
-    )
+    items = value if isinstance(value, list) else [value]
+    codes = " Write codes with a letter in front: c3.10." * any(is_fraction(str(i)) for i in items)
     return DataError(
         f"{part.where(row)} has {value!r} in column {column!r}, which is not a class: a class "
         "is an integer or a string.",
-        "Name the column of the classes in the hyperparameter label_column."
-        + codes * any(map(is_fraction, texts)),
+        f"Name the column of the classes in the hyperparameter label_column.{codes}",
     )
 
 
@@ -212,7 +192,7 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
     return part if len(rows) == part.table.num_rows else part.select(rows)
 
 
-def _spell(value: Any, names: list[str] | None, is_code: bool = False) -> str | None:
+def _spell(value: Any, names: list[str] | None) -> str | None:
     """Return the name of a class; '' for no label, None for an invalid one."""
     if value is None or (names is not None and value == -1):
         return ""
@@ -221,9 +201,9 @@ def _spell(value: Any, names: list[str] | None, is_code: bool = False) -> str | 
     if not isinstance(value, (str, int, float)):
         return None
     text = str(value).strip()
-    if is_fraction(text) and not is_code:
+    if is_fraction(text):
         return None
-    whole = None if is_code else _WHOLE_FLOAT.fullmatch(text)
+    whole = _WHOLE_FLOAT.fullmatch(text)
     return "" if text == "nan" else whole[1] if whole else text
 
 

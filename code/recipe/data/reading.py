@@ -30,23 +30,15 @@ from recipe.settings import DataSettings, separated
 from recipe.spec import TaskSpec, normalized
 
 Converted = TypeVar("Converted")
-Unit = Callable[[], Part]
-Units = Callable[[Sequence[Path]], Sequence[Unit]]
-"""Returns a reader of each part of the files of a split; a part may combine several files."""
 
 _MOST_VALUES = 10
-_LONGEST_VALUE = 30  # characters
 _UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
 _SPLIT_NAMES = tuple(map(normalized, SPLIT_COLUMNS))
 _FLAGS = {
-    f"{verb}{word}": split
-    for split, words in SPLITS.items()
-    for word in words
-    for verb in ("is", "in")
-}
-"""Normalized names of columns that hold whether a row belongs to a split."""
+    f"{verb}{word}" for words in SPLITS.values() for word in words for verb in ("is", "in", "")
+} - {"train"}
+"""Normalized names of columns that may hold whether a row belongs to a split."""
 _SURELY_SPLITS = {"split", "splits", "datasetsplit", "datasplit", "partition"}
-_PERHAPS_FLAGS = {word for words in SPLITS.values() for word in words} - {"train"}
 _OF_SPLITS = "has the split of each row"
 TRUE = {"true", "1", "1.0", "yes"}
 FALSE = {"false", "0", "0.0", "no"}
@@ -98,9 +90,9 @@ def read_columns(
     settings: DataSettings,
     notes: list[str],
     read: Callable[[Path], Part] | None = None,
-    units: Units | None = None,
     hosts: Hosts = shards.ONE,
     check: Callable[[Part], None] | None = None,
+    images: bool = False,
 ) -> Reading:
     """Read the files of a job's channels, and choose the columns of each.
 
@@ -110,8 +102,8 @@ def read_columns(
     Args:
         notes: A sentence is added for each file or row that is left out.
         read: Reads a file; by default `formats.read`.
-        units: Returns a reader of each part; by default each file is one.
         check: Raises DataError for a part that cannot be read, before its columns are chosen.
+        images: Whether folders of images are read, too.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -119,14 +111,10 @@ def read_columns(
     problems = Problems()
     files: list[Read] = []
     read = read or functools.partial(formats.read, header=settings.names_in_header)
-    units = units or (lambda paths: [functools.partial(read, path) for path in paths])
     with hosts.together():
-        layout = layout_of_channels.find(channels, settings.dataset_config_name, hosts.sharded)
+        layout = layout_of_channels.find(channels, hosts.sharded, images)
         notes += layout.notes
-        parts = [
-            (split, accepted(part, settings.label_column, notes))
-            for split, part in _read_parts(layout, notes, settings, units)
-        ]
+        parts = _read_parts(layout, notes, settings, read)
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
             local = select(parts[0][1], spec, settings)
@@ -218,7 +206,10 @@ def describe_files(
 
 
 def _read_parts(
-    layout: ChannelLayout, notes: list[str], settings: DataSettings, units: Units
+    layout: ChannelLayout,
+    notes: list[str],
+    settings: DataSettings,
+    read: Callable[[Path], Part],
 ) -> list[tuple[str, Part]]:
     """Return the parts that have rows with their splits, the training data first.
 
@@ -229,17 +220,13 @@ def _read_parts(
     named = {*settings.named_columns, *settings.ignored_columns}
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
-        for read in units(layout.files[split]):
+        for path in layout.files[split]:
             with problems.noted():
-                part = read()
+                part = read(path)
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                for name, value in layout.partitions.get(part.path, {}).items():
-                    if name not in part.table.column_names:
-                        cells = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
-                        column = pa.array(cells * part.table.num_rows, pa.string())
-                        part = part.with_column(name, column)
+                check_reviewed(part, settings)
                 parts += split_by_column(split, part, part.path in layout.unclear, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
@@ -252,32 +239,23 @@ def _read_parts(
     return sorted(parts, key=lambda split_and_part: ORDER.index(split_and_part[0]))
 
 
-ANSWER, MARKS = "answer", {"accept", "reject", "ignore"}
-"""The column of Prodigy's exports with the annotator's decision on each row, and its values."""
-NOT_ACCEPTED = "were not accepted in Prodigy"
+_ANSWER, _ANSWERS = "answer", {"accept", "reject", "ignore"}
 
 
-def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
-    """Return an export of Prodigy without the rows that annotators rejected or ignored, and without
-    the columns of decisions and tokens. If the decision is the label, only ignored rows are left
-    out. Other parts are returned unchanged.
-    """
-    names = {*part.table.column_names}
-    if not names & {"_input_hash", "_task_hash"} and not {"spans", ANSWER} <= names:
-        return part
-    if "tokens" in names and "struct" in str(part.table.schema.field("tokens").type):
-        part = dataclasses.replace(part, table=part.table.drop_columns(["tokens"]))
-    cells = part.distinct(ANSWER, len(MARKS) + 1) if ANSWER in names else None
-    marks = {cell for cell in cells or () if cell is not None}
-    if not marks or not marks <= MARKS:
-        return part
-    answers = part.table[ANSWER].to_pylist()
-    if label == ANSWER:
-        is_kept = [answer not in (None, "ignore") for answer in answers]
-        return only(part, is_kept, f"were ignored in Prodigy (column {ANSWER!r})", notes)
-    is_kept = [answer == "accept" for answer in answers]
-    part = only(part, is_kept, f"{NOT_ACCEPTED} (column {ANSWER!r})", notes)
-    return dataclasses.replace(part, table=part.table.drop_columns([ANSWER]))
+def check_reviewed(part: Part, settings: DataSettings) -> None:
+    """Raise DataError for an export of Prodigy, in which a column says for each row whether
+    annotators accepted it, unless hyperparameters name that column."""
+    names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
+    if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
+        return
+    answers = {*(part.distinct(_ANSWER, len(_ANSWERS) + 1) or ())} - {None}
+    if answers and answers <= _ANSWERS:
+        raise DataError(
+            f"{part.path} is an export of Prodigy, with rows that were not accepted.",
+            "Keep the others, by: jq -c 'select(.answer == \"accept\") | del(.answer, .tokens)' "
+            f"{part.path.name} > train.jsonl. Or give label_column=answer missing_labels=ignore to "
+            "learn the answers.",
+        )
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
@@ -300,32 +278,10 @@ def split_by_column(
         named: Columns that hyperparameters name, and which hold something else.
 
     Raises:
-        DataError: A column may hold splits, but it is not certain, or only its name says so.
+        DataError: A column may hold splits, but only its name or its values say so.
     """
-    for labelled, class_names in part.class_names.items():
-        if labelled in named or normalized(labelled) not in _SPLIT_NAMES:
-            continue
-        known = dict(enumerate(class_names))
-        numbers = part.table[labelled]
-        if pa.types.is_integer(numbers.type):
-            cells = [known.get(number) for number in numbers.to_pylist()]
-            part = part.with_column(labelled, pa.array(cells, pa.string()))
-    names = (name for name in part.table.column_names if name not in named)
-    column = next((name for name in names if _names_splits(part, name)), None)
+    column = _split_column(part, named)
     if column is None:
-        for field in part.table.schema:
-            if field.name in named or not is_string(field.type):
-                continue
-            values = part.distinct(field.name, _MOST_VALUES) or [""]
-            splits = {split_of(str(value)) for value in values}
-            if None not in splits and TRAIN in splits and len(splits) > 1:
-                raise DataError(
-                    f"{part.path} has the splits {listed(values)} in column {field.name!r}, whose "
-                    "name does not show that.",
-                    f"Rename it to split, give ignore_columns={quoted(field.name)} to train on all "
-                    f"rows, or label_column={quoted(field.name)} if it is the label.",
-                )
-        _check_no_unknown_splits(part, named)
         if is_unclear:
             raise DataError(
                 f"The name of {part.path} contains several splits, and no column has the split of "
@@ -333,15 +289,10 @@ def split_by_column(
                 "Rename it to one split, or add a column called split.",
             )
         return [(split, part)]
-    flagged = _FLAGS.get(normalized(column))
     encoded = part.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     codes: dict[str | None, list[int]] = defaultdict(list)
     for code, value in enumerate(encoded.dictionary.to_pylist()):
-        name = split_of(str(value))
-        if flagged is not None:
-            other = TRAIN if flagged != TRAIN else "test"
-            name = flagged if str(value).strip().lower() in TRUE else other
-        codes[name].append(code)
+        codes[split_of(str(value))].append(code)
     of_rows = encoded.indices.to_numpy(zero_copy_only=False)
     rows = {name: np.flatnonzero(np.isin(of_rows, some)) for name, some in codes.items()}
     if set(rows) == {split}:
@@ -354,44 +305,35 @@ def split_by_column(
     return [(name, rest.select(numbers)) for name, numbers in rows.items() if name is not None]
 
 
-def _names_splits(part: Part, column: str) -> bool:
-    """Return whether a column holds splits, by its name and then its values."""
-    kind = part.table.schema.field(column).type
-    name = normalized(column)
-    if name not in _FLAGS and not (name in _SPLIT_NAMES and is_string(kind)):
-        return False
-    values = part.distinct(column, _MOST_VALUES)
-    if values is None:
-        return False
-    words = [str(value).strip() for value in values if value is not None]
-    if not words or any(len(word) > _LONGEST_VALUE for word in words):
-        return False
-    if name in _FLAGS:
-        return {word.lower() for word in words} <= TRUE | FALSE
-    known = [split_of(word) for word in words if word.lower() not in _UNUSED]
-    # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
-    is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
-    return is_certain and (all(known) or (name in _SPLIT_NAMES[:4] and TRAIN in known))
-
-
-def _check_no_unknown_splits(part: Part, named: Collection[str]) -> None:
-    """Raise DataError if the name of a column says that it holds splits, and its values do not."""
-    for name in part.table.column_names:
-        key = normalized(name)
-        kind = part.table.schema.field(name).type
-        is_split = key in _SURELY_SPLITS
-        if name in named or not (is_split or key in _PERHAPS_FLAGS) or pa.types.is_nested(kind):
+def _split_column(part: Part, named: Collection[str]) -> str | None:
+    """Return the column that holds the split of each row, by its name and its values. Raise
+    DataError if only one of the two says so."""
+    for field in part.table.schema:
+        name, key, is_text = field.name, normalized(field.name), is_string(field.type)
+        is_known = key in _SPLIT_NAMES
+        if name in named or pa.types.is_nested(field.type) or not (
+            is_text or is_known or key in _FLAGS
+        ):  # fmt: skip
             continue
-        values = part.distinct(name, _MOST_VALUES) or []
+        values = part.class_names.get(name) or part.distinct(name, _MOST_VALUES) or ()
         words = sorted({str(value).strip() for value in values if value is not None} - {""})
-        are_flags = {word.lower() for word in words} <= TRUE | FALSE
-        if len(words) < 2 or not (is_split or are_flags):
-            continue
-        remedy = (
-            "Write train, validation and test into it" if is_split else f"Rename it to is_{key}"
-        )
-        raise DataError(
-            f"Column {name!r} of {part.path} has {listed(words)}: by its name it may hold the "
-            "split of each row, but the values do not say which.",
-            f"{remedy}, or give ignore_columns={quoted(name)} to train on all rows.",
-        )
+        flags = {word.lower() for word in words}
+        splits = {split_of(word) for word in words if word.lower() not in _UNUSED}
+        are_splits = bool(splits) and None not in splits
+        # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
+        is_certain = TRAIN in splits or "split" in key or all(map(str.isalnum, words))
+        if is_known and is_text and are_splits and is_certain:
+            return str(name)
+        if (
+            (is_text and are_splits and TRAIN in splits and len(splits) > 1)
+            or (is_known and TRAIN in splits)
+            or (key in _SURELY_SPLITS and len(words) > 1)
+            or (key in _FLAGS and flags <= TRUE | FALSE and (len(words) > 1 or flags & TRUE))
+        ):
+            raise DataError(
+                f"Column {name!r} of {part.path} may hold the split of each row: {listed(words)}.",
+                "Write train, validation and test into a column called split, give "
+                f"ignore_columns={quoted(name)} to train on all rows, or "
+                f"label_column={quoted(name)} if it is the label.",
+            )
+    return None

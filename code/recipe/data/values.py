@@ -35,7 +35,6 @@ from recipe.spec import TEXT_NAMES, Kind
 _SAMPLE_ROWS = 1_000
 _AT_ONCE = 10_000
 _INDICATORS = {"0", "1", "0.0", "1.0"}
-_JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _TAG_COLUMNS = re.compile(
     r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
 )
@@ -216,12 +215,8 @@ def container(value: str) -> list[Any] | dict[str, Any] | None:
     return [None] if re.fullmatch(r"\[[\d\s.]*\]", text) else None
 
 
-def parse_label_lists(part: Part, column: str) -> Part:
-    """Return the part with lists instead of the strings that hold lists of labels.
-
-    Raises:
-        DataError: the labels belong to words or spans of a text.
-    """
+def check_labels(part: Part, column: str) -> None:
+    """Raise DataError if labels belong to words or spans of a text, or are lists in strings."""
     kind = part.table.schema.field(column).type
     if is_list(kind):
         batches = (batch[column].to_pylist() for _, batch in part.batches([column]))
@@ -235,9 +230,9 @@ def parse_label_lists(part: Part, column: str) -> Part:
             )
         if first and isinstance(first[0], (list, dict)):
             raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
-        return part
+        return
     if not is_string(kind):
-        return part
+        return
     distinct = part.distinct(column, part.table.num_rows) or ()
     texts = [text for text in distinct if text and text.strip()]
     rows_of_tags = [text.split() for text in texts]
@@ -247,41 +242,18 @@ def parse_label_lists(part: Part, column: str) -> Part:
             raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
         if "O" in texts and len(texts) > 1:
             raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
-    lists = [text for text in texts if container(text) is not None]
-    if lists and len(lists) < len(texts):
-        other = next(text for text in texts if container(text) is None)
+    lists = [parsed for text in texts if (parsed := container(text)) is not None]
+    for row in lists:
+        if isinstance(row, list) and any(isinstance(item, (list, dict)) for item in row):
+            raise token_data(str(part.path), f"column {column!r} labels spans: {row[:1]}")
+    if lists:
         raise DataError(
-            f"Column {column!r} of {part.path} has lists or records in some rows, such as "
-            f"{lists[0][:60]!r}, and others in other rows, such as {other[:60]!r}.",
-            'Write all of them as lists, ["a", "b"], or none.',
+            f"Column {column!r} of {part.path} has lists or records written as strings, or in some "
+            f"rows only, such as {str(lists[0])[:60]}.",
+            "Write lists in all rows of a JSON Lines file: python -c 'import ast, pandas; "
+            f'd = pandas.read_csv("{part.path.name}"); d["{column}"] = d["{column}"]'
+            '.map(ast.literal_eval); d.to_json("train.jsonl", orient="records", lines=True)\'',
         )
-    if not lists:
-        return part
-
-    def parsed_lists() -> Iterator[list[list[str | None] | None]]:
-        for first, batch in part.batches([column]):
-            rows: list[list[Any] | None] = []
-            for row, value in enumerate(batch[column].to_pylist(), first):
-                parsed = container(value) if value else None
-                by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
-                if value and (by_numpy or not isinstance(parsed, list)):
-                    raise DataError(
-                        f"{part.where(row)} has {value[:60]!r} in column {column!r}, where "
-                        "other rows have lists written as strings"
-                        + (", as NumPy prints them." if by_numpy else "."),
-                        'Write lists as JSON: ["a", "b"].',
-                    )
-                rows.append(parsed if isinstance(parsed, list) else None)
-            if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
-                spans = [item for row in rows for item in row or ()]
-                raise token_data(str(part.path), f"column {column!r} labels spans: {spans[:1]}")
-            # An integer may be too large for Arrow, or mixed with strings.
-            yield [
-                None if row is None else [None if item is None else str(item) for item in row]
-                for row in rows
-            ]
-
-    return part.with_column(column, spooled_column(pa.list_(pa.string()), parsed_lists()))
 
 
 def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:

@@ -16,7 +16,7 @@ from recipe.data.columns import Selection
 from recipe.data.files import head
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
-from recipe.data.reading import accepted
+from recipe.data.reading import check_reviewed
 from recipe.errors import DataError, HyperparameterError, RecipeError
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
@@ -44,7 +44,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
 
     Raises:
         HyperparameterError: None or several are possible; the message has the line to give.
-        DataError: Hyperparameters name columns that do not exist.
+        DataError: Hyperparameters name columns that do not exist, or the data is an export of
+            Prodigy.
     """
     if hyperparameters.task is not None:
         return hyperparameters.task, "as given"
@@ -56,7 +57,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     files: list[Path] = []
     with contextlib.suppress(DataError):  # loading the data raises it again
         data = layout.training_channels(channels, hyperparameters.trains)
-        files = layout.find(data, hyperparameters.dataset_config_name).files["train"]
+        files = layout.find(data).files["train"]
     parts = (head.read(path, hyperparameters.names_in_header) for path in files[:_FILES])
     part = next((part for part in parts if part is not None), None)
     if part is None:
@@ -64,10 +65,10 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             recognise = TASKS[task].recognises_files
             if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
                 return task, f"{reason}; set task to choose another"
-        # Text files and folders of classes have columns of their own, which reading finds.
+        # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    part = accepted(part, hyperparameters.label_column, [])
+    check_reviewed(part, hyperparameters)
     configuration: Mapping[str, Any] = {}
     with contextlib.suppress(RecipeError, OSError, ValueError):  # loading the model reports it
         source = pretrained.find(hyperparameters.model_name_or_path, channels)

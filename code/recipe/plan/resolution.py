@@ -253,8 +253,7 @@ def _same_task(
     files: Sequence[Path] = ()
     with contextlib.suppress(DataError):  # reading the data reports it
         data = layout.training_channels(channels, hyperparameters.trains)
-        requested = hyperparameters.dataset_config_name
-        files = layout.find(data, requested, hosts.sharded).files.get("train", ())
+        files = layout.find(data, hosts.sharded).files.get("train", ())
     with hosts.together():
         decision = detection.find(hyperparameters, channels) if files else None
     first = next(filter(None, hosts.gather(decision)), None)

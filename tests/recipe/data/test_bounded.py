@@ -130,7 +130,7 @@ def test_numbers_of_which_few_are_told_are_refused_where_one_is_none(
     table = pa.table({"text": [f"text {n}" for n in range(50)], "label": numbers})
     pq.write_table(table, tmp_path / "rows.parquet")
     read = formats.read(tmp_path / "rows.parquet")
-    assert classification.distinct_labels(read, "label", False).table.num_rows == 5
+    assert classification.distinct_labels(read, "label").table.num_rows == 5
     splits = classification.load({"train": tmp_path}, Hyperparameters())
     assert splits.labels.problem == "regression"
     assert sorted([*splits.train["label"], *splits.evaluation["label"]]) == [

@@ -87,17 +87,6 @@ FORMATS = {
         ".jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     ),
     "json": Format(".json", as_json(lambda rows: rows, indent=1)),
-    "json of columns": Format(".json", as_json(columns)),
-    "json of pandas": Format(
-        ".json",
-        as_json(
-            lambda rows: {
-                name: {str(index): value for index, value in enumerate(values)}
-                for name, values in columns(rows).items()
-            },
-            indent=1,
-        ),
-    ),
     "json below data": Format(".json", as_json(lambda rows: {"version": "1", "data": rows})),
     "parquet": Format(
         ".parquet", lambda path, rows: pq.write_table(pa.Table.from_pylist(list(rows)), path)
@@ -118,7 +107,6 @@ class Layout:
     name: str
     files: Mapping[str, str]
     """Path below the channels, without a suffix, to the split of its rows: `train/a`."""
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     refused: Sequence[str] = ()
     """What the refusal names, where there is one."""
     column: str | None = None
@@ -178,25 +166,15 @@ LAYOUTS = [
            refused=["'test'", "Rename"]),
     Layout("configurations", {"train/mrpc/train-0": "train", "train/mrpc/test-0": "test",
                               "train/cola/train-0": NOWHERE, "train/cola/test-0": NOWHERE},
-           refused=["cola, mrpc", "dataset_config_name"]),
-    Layout("a configuration asked for", {"train/mrpc/train-0": "train", "train/mrpc/test-0": "test",
-                                         "train/cola/train-0": NOWHERE, "train/cola/test-0": NOWHERE},
-           {"dataset_config_name": "mrpc"}),
-    Layout("two configurations asked for", {"train/en/train": "train", "train/en/test": "test",
-                                            "train/de/train": "train", "train/de/test": "test",
-                                            "train/fr/train": NOWHERE},
-           {"dataset_config_name": "en, de"}),
-    Layout("an unknown configuration", {"train/en/train": "train", "train/de/train": "train"},
-           {"dataset_config_name": "es"}, refused=["dataset_config_name", "'es'", "de, en"]),
+           refused=["cola, mrpc", "S3 prefix"]),
     Layout("a default configuration", {"train/default/train": "train", "train/other/train": NOWHERE,
-                                       "train/default/test": "test"}),
+                                       "train/default/test": "test"}, refused=["default, other"]),
     Layout("split column", {"train/a": "train"}, column="split"),
     Layout("split column in train.x", {"train/train": "train"}, column="split"),
     Layout("ml_use", {"data/all": "train"}, column="ml_use"),
     Layout("a column of splits of an unknown name", {"data/all": "train"}, column="belongs_to",
-           refused=["belongs_to", "Rename it to split"]),
+           refused=["belongs_to", "a column called split"]),
     Layout("both in a name, and a column", {"data/train_test": "train"}, column="partition"),
-    Layout("is_valid", {"data/texts": "train"}, column="is_valid"),
     Layout("card", train_folder(train="x/train-0", test="x/test-0"),
            card="configs:\n- config_name: default\n  data_files:\n  - split: train\n"
                 "    path: x/train-*\n  - split: test\n    path: x/test-*\n"),
@@ -275,15 +253,13 @@ KINDS = [
          hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "have names already"]),
     Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
          hyperparameters={"label_column": "neg,pos"}),
-    Kind("lists as strings", lambda n, t, c: {"text": t, "label": f"['{c}']"}),
-    Kind("JSON lists as strings", lambda n, t, c: {"text": t, "label": f'["{c}"]'}),
+    Kind("lists as strings", lambda n, t, c: {"text": t, "label": f"['{c}']"},
+         refused=["'label'", "written as strings", "JSON Lines"]),
     Kind("struct", lambda n, t, c: {"review": {"body": t, "lang": "en"}, "label": c}, typed=True,
          hyperparameters={"text_column": "review.body"}),
     Kind("label lists", lambda n, t, c: {"text": t, "labels": [c]}, typed=True),
     Kind("dates", lambda n, t, c: {"text": f"2020-01-{n % 28 + 1:02}", "label": c},
          refused=["'text'", "dates"]),
-    Kind("numpy lists", lambda n, t, c: {"text": t, "label": f"['{c}' 'all']"},
-         refused=["'label'", "NumPy"]),
     Kind("a;b", lambda n, t, c: {"text": t, "label": c if n % 3 else "neg;pos"},
          refused=["'neg;pos'", "label_separator=';'"]),
     Kind("BIO tags", lambda n, t, c: {"word": t, "tag": ["O", "B-PER", "I-PER"][n % 3], "id": n},
@@ -336,17 +312,13 @@ def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path]
     hyphens = itertools.count()
     for path, split in layout.files.items():
         splits = ["train"] * 12 + ["test"] * 4 if layout.column else [split] * 12
-        if layout.column == "is_valid":
-            splits = ["train"] * 12 + ["validation"] * 4
         rows = []
         for index, of_row in enumerate(splits):
             number = next(hyphens)
             text = f'{of_row} row {number}, said "so" ; and it was {draw.choice(["fine", "bad"])}'
             label = ("pos", "neg")[index % 2]
             row = kind.row(number, text, label)
-            if layout.column == "is_valid":
-                row["is_valid"] = str(of_row != "train")
-            elif layout.column:
+            if layout.column:
                 row[layout.column] = draw.choice(
                     {"train": ["train", "TRAIN"], "test": ["test"]}[of_row]
                 )
@@ -381,9 +353,7 @@ def judge(folders: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
     layout, _, kind = case
     refused = [*layout.refused, *kind.refused]
     try:
-        splits = classification.load(
-            folders, Hyperparameters(**{**layout.hyperparameters, **kind.hyperparameters})
-        )
+        splits = classification.load(folders, Hyperparameters(**kind.hyperparameters))
     except DataError as error:
         if not refused:
             return f"refused: {error}"
@@ -421,8 +391,8 @@ def test_made_up_data_is_read_as_it_is_or_refused(tmp_path: Path) -> None:
 
 DIFFERS = {
     *("unnamed beside test", "unnamed folder beside test", "dev within train"),
-    *("both in a name", "configurations", "a configuration asked for", "an unknown configuration"),
-    *("two configurations asked for", "a default configuration", "only test", "train within test"),
+    *("both in a name", "configurations", "a default configuration"),
+    *("only test", "train within test"),
     *("imdb.{}.v2 eval", "data/{} evaluation", "x/{}/y devset", "imdb.{}.v2 held-out"),
     *("{}-00000-of-00001 holdout", "data/{} testset"),
 }
@@ -442,9 +412,8 @@ def test_names_say_what_they_say_to_the_datasets_library(tmp_path: Path) -> None
         root = (tmp_path / str(number) / path.partition("/")[0]).resolve()
         theirs = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
         expected = {str(split): {Path(row) for row in files} for split, files in theirs.items()}
-        requested = layout.hyperparameters.get("dataset_config_name")
         try:
-            ours = channels.find({root.name: root}, requested).files
+            ours = channels.find({root.name: root}).files
         except DataError:
             unlike.add(layout.name)
             continue

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recipe.data import classification
@@ -65,19 +63,6 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
     ("files", "hyperparameters", "rows", "classes", "notes"),
     [pytest.param(*case[1:], id=case[0]) for case in [
     # name, files, hyperparameters, (train, evaluation, test) rows, classes, words of the notes
-    ("aclImdb", {
-        **folders("aclImdb/train", "a", ["pos", "neg", "unsup"]),
-        **folders("aclImdb/test", "b", ["pos", "neg"]),
-        "aclImdb/train/urls_pos.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
-        "aclImdb/train/urls_neg.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
-        "aclImdb/train/urls_unsup.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
-        "aclImdb/train/labeledBow.feat": "9 0:9 1:1\n", "aclImdb/imdb.vocab": "the\nand\n",
-        "aclImdb/imdbEr.txt": "0.049\n-0.01\n", "aclImdb/README": "Large Movie Review Dataset v1.0",
-     }, {}, (8, 8, 0), ["neg", "pos"], ["unsup", "urls_pos.txt"]),
-    ("20 Newsgroups", {
-        **folders("20news-bydate-train", "4996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
-        **folders("20news-bydate-test", "5996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
-     }, {}, (12, 12, 0), ["alt.atheism", "sci.med", "talk.politics.misc"], []),
     ("SST-2 of GLUE", {
         "SST-2/train.tsv": lines("it 's number {n}\t{c}", header=GLUE),
         "SST-2/dev.tsv": lines("it is number {n}\t{c}", header=GLUE, count=6),
@@ -88,10 +73,9 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
     ("CoLA of GLUE", {
         "CoLA/train.tsv": lines("gj04\t{c}\t\tSentence number {n} , it goes .", count=40),
         "CoLA/dev.tsv": lines("gj04\t{c}\t\tAnother one {n} is held .", count=8),
-        "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", header="index\tsentence"),
-        "CoLA/original/raw/in_domain_train.tsv": lines("gj04\t{c}\t\tSentence {n} , raw .")},
+        "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", header="index\tsentence")},
      {"text_column": "column_3", "label_column": "column_1"},
-     (40, 8, 0), ["0", "1"], ["test.tsv has no value in 'column_1'", "original/raw"]),
+     (40, 8, 0), ["0", "1"], ["test.tsv has no value in 'column_1'"]),
     ("Kaggle's disaster tweets", {
         "train.csv": lines("{n},fire,Paris,tweet {n} on it,{c}",
                            header="id,keyword,location,text,target"),
@@ -106,12 +90,6 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
         "sample_submission.csv": lines("{n},0.5,0.5,0.5", header="id,toxic,obscene,threat")},
      {"label_column": "toxic,obscene,threat"},
      (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
-    ("BlazingText", {"dbpedia.train": lines("__label__{c} text number {n} , here"),
-                     "dbpedia.validation": lines("__label__{c} and number {n}", count=6)},
-     {}, (12, 6, 0), ["0", "1"], []),
-    ("fastText, several labels", {"cooking.train": lines("__label__{k} __label__food how to {n}?"),
-                                  "cooking.valid": lines("__label__{k} how else to {n}?", count=6)},
-     {}, (12, 6, 0), ["food", "neg", "pos"], []),
     ("Ground Truth", {"manifests/output/output.manifest": jsonl([
         {"source": f"text {n}", "mood": n % 2, "mood-metadata": {
             "confidence": 0.9, "class-name": ["sad", "glad"][n % 2], "human-annotated": "yes",
@@ -123,9 +101,6 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
             "class-map": {str(index): ["news", "art"][index] for index in range(1 + n % 2)},
             "type": "groundtruth/text-classification-multilabel"}} for n in range(N)])},
      {}, (11, 1, 0), ["art", "news"], []),
-    ("TweetEval of the hub", TWEETS,
-     {"dataset_config_name": "hate", "class_names": "non-hate,hate"},
-     (12, 4 * 3, 0), ["non-hate", "hate"], ["other configurations of the data: irony"]),
     ("SMS spam", {"SMSSpamCollection": lines("{k}\tGo until {n} point, crazy.. ok"),
                   "readme": "SMS Spam Collection v.1"},
      {"text_column": "column_1", "label_column": "column_0"}, (11, 1, 0), ["neg", "pos"], ["readme"]),
@@ -134,16 +109,9 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
      (11, 1, 0), ["neg", "pos"], ["text 'v2', label 'v1'"]),
     ("pandas's index", {"a.csv": lines("{n},some text {n},{k}", header=",text,label")},
      {}, (11, 1, 0), ["neg", "pos"], []),
-    ("Prodigy's classes", {"a.jsonl": jsonl([
-        {"text": f"text {n}", "label": "AB"[n % 2], "_task_hash": n,
-         "answer": "accept" if n < 8 else ("reject", "ignore")[n % 2]} for n in range(N)])},
-     {}, (7, 1, 0), ["A", "B"], ["4 rows", "not accepted in Prodigy"]),
-    ("fastai's texts.csv", {"texts.csv": "label,text,is_valid\n" + lines("{k},film {n},False")
-                                         + lines("{k},film v{n},True", count=4)},
-     {}, (12, 4, 0), ["neg", "pos"], ["is_valid"]),
     ("stars", {"a.csv": "text,stars\n" + lines("text {n},{c}").replace(",0", ",2"),
                "classes.txt": "1 star\n2 stars\n", "categories.json": '{"a": {"b": ["c"]}}'},
-     {}, (11, 1, 0), ["1", "2"], ["categories.json", "hyperparameter class_names"]),
+     {}, (11, 1, 0), ["1", "2"], ["categories.json, classes.txt"]),
     ("AG News, named columns", {
         "train.csv": lines('"{c}","Title {n} of it","The text {n} said, at length"').replace('"0"', '"2"'),
         "test.csv": lines('"{c}","Title t{n} of it","The text t{n} said"', count=4).replace('"0"', '"2"'),
@@ -170,7 +138,12 @@ def test_a_public_layout_is_read(
 
 @pytest.mark.parametrize(
     ("files", "words"), [pytest.param(*case[1:], id=case[0]) for case in [
-    ("TweetEval of the hub", TWEETS, ["hate, irony", "dataset_config_name"]),
+    ("TweetEval of the hub", TWEETS, ["hate, irony", "S3 prefix"]),
+    ("aclImdb", {**folders("aclImdb/train", "a", ["pos", "neg", "unsup"]), "aclImdb/imdb.vocab": "the\nand\n"},
+     ["pos/a0.txt is a plain text", "path.parent.name"]),
+    ("20 Newsgroups", folders("20news-bydate-train", "4996", ["alt.atheism", "sci.med"], ""), ["is a plain text"]),
+    ("Spark's partitions", {f"split=train/label={k}/part-0.jsonl": jsonl(TWEET_ROWS) for k in ("pos", "neg")},
+     ["label=pos", "Write 'pos' into a column 'label'"]),
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
                                  + "Well then\t0,1\tidy\n"}, ["'column_1' ('0')", "label_column="]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
@@ -187,14 +160,14 @@ def test_a_public_layout_is_read(
      ["text_column=image_id", "0.jpg"]),
     ("Python's repr of bytes", {"a.csv": lines("b'a text {n}',{c}", header="text,label")},
      ["repr of bytes", "b'a text 0'"]),
-    ("a zip of Kaggle's", {"train.csv.zip": "PK\x03\x04", "test.csv.zip": "PK\x03\x04"}, ["archive"]),
+    ("a zip of Kaggle's", {"train.csv.zip": "PK\x03\x04", "test.csv.zip": "PK\x03\x04"}, ["is packed"]),
     ("MR", {"rt-polarity.pos": lines("a film number {n} that works"),
             "rt-polarity.neg": lines("a film number {n} that fails")},
      ["rt-polarity.pos", "a text and a label"]),
     ("TweetEval's files", {"train_text.txt": lines("tweet {n} at @user"),
                            "train_labels.txt": lines("{c}")}, ["train_text.txt", "train_labels.txt"]),
     ("one file for each class", {"pos/a.txt": lines("good {n}"), "neg/a.txt": lines("bad {n}")},
-     ["each file may be a text, or each line"]),
+     ["a.txt is a plain text"]),
     ("part files of plain text", {f"part-0000{n}.txt": "some words\nmore words\n" for n in range(3)},
      ["part-00000.txt"]),
     ("dates as labels", {"a.csv": "text,label\n" + lines("text {n},2020-01-0{c}")}, ["dates", "'label'"]),
@@ -221,20 +194,3 @@ def test_all_files_that_cannot_be_read_are_in_one_message(tmp_path: Path) -> Non
     assert "3 problems" in str(caught.value)
     for name in ("a.jsonl line 1", "b.csv", "c.csv"):
         assert name in str(caught.value)
-
-
-def test_spark_s_partitions_are_labels(tmp_path: Path) -> None:
-    for label in ("pos", "neg"):
-        for split in ("train", "test"):
-            folder = tmp_path / f"split={split}" / f"label={label}"
-            folder.mkdir(parents=True)
-            table = pa.table({"text": [f"{split} {label} {n}" for n in range(6)]})
-            pq.write_table(table, folder / "part-00000-3f1c.c000.snappy.parquet")
-            (folder / ".part-00000-3f1c.c000.snappy.parquet.crc").write_text("crc")
-    (tmp_path / "_SUCCESS").touch()
-    splits = load(tmp_path)
-    assert splits.labels.names == ("neg", "pos")
-    for split, rows in (("train", splits.train), ("test", splits.evaluation)):
-        assert len(rows) == 12
-        for text, label in zip(rows["text"], rows["label"], strict=True):
-            assert text.split()[:2] == [split, splits.labels.names[label]]

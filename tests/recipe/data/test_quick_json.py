@@ -71,7 +71,7 @@ def test_rows_are_those_of_all_together(
     document.write_text(f" [{draw.choice([',', ' ,', ', '])[:3].join(texts)} ]\n")
     read = json_rows.read_json_objects(lines, "utf-8-sig")
     within = tmp_path / f"within.{draw.choice(['json', 'jsonl'])}"
-    within.write_text(f'{{ "{draw.choice(["data", "train"])}":{document.read_text().strip()}}}\n')
+    within.write_text(f'{{ "data":{document.read_text().strip()}}}\n')
     from_object = json_rows.read_json_objects(within, "utf-8-sig")
     for part in (read, json_rows.read_json(document, "utf-8-sig"), from_object):
         assert part.table.schema == expected.schema
@@ -154,10 +154,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
     ("a.json", {"text": "Ada", "entities": [{"start": 0}, {"start": 1}]}, 1),
     ("a.jsonl", {"tokens": ["a", "b"], "tags": ["O", "O"]}, 1),
     ("a.ndjson", {"text": "x", "turns": MESSAGES}, 1),
-    ("a.json", {"text": ["a", "b"], "label": [0, 1]}, 2),
     ("a.json", {"version": 2, "data": MESSAGES}, 2),
     ("a.jsonl", {"data": MESSAGES}, 2),
-    ("a.jsonl", {"train": MESSAGES, "test": MESSAGES}, 4),
     ("a.json", {"articles": MESSAGES}, 2),
 ]
         # Lines hold an object each.

@@ -82,7 +82,7 @@ def test_a_table_names_files(tmp_path: Path, kind: str) -> None:
     (tmp_path / f"metadata.{kind}").write_text(text)
     loaded = load({"train": tmp_path})
     assert len(loaded.train) + len(loaded.evaluation) == 6
-    assert any("1 images below" in line for line in loaded.notes)
+    assert any("of the 7 images in channel train, those" in line for line in loaded.notes)
     (tmp_path / "p" / "3.png").unlink()
     with pytest.raises(DataError, match=r"names the image 'p/3.png' in column 'file_name'"):
         load({"train": tmp_path})

@@ -37,7 +37,7 @@ COVERED = """
 """
 # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
 HASHED = """
-    class_names columns completion_column dataset_config_name doc_stride hf_token
+    class_names columns completion_column doc_stride hf_token
     header ignore_columns missing_labels
     image_column label_column label_separator long_texts max_length
     max_target_length messages_column mlm_probability model_name_or_path num_labels packing

@@ -6,12 +6,12 @@ and docs/DATA.md are made from it.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import gzip
 import itertools
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TEXT
-from recipe.data.files import fasttext
 from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
@@ -112,9 +111,7 @@ def is_structured(path: Path, by_names: bool = False) -> bool:
 
 def known_formats() -> str:
     """Return the names of the formats, for messages."""
-    return ", ".join(
-        file_format.name for file_format in FORMATS if not file_format.what.startswith("refused")
-    )
+    return ", ".join(file_format.name for file_format in FORMATS)
 
 
 def read_tagged(path: Path, header: HeaderHint = frozenset()) -> Part:
@@ -218,11 +215,14 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         encoding = encoding_of(path)
         with open_bytes(path) as stream:
             head = stream.read(4096)
-        kind = next((kind for mark, kind in _BINARY.items() if head.startswith(mark)), None)
+        begins = head.removeprefix(codecs.BOM_UTF8).lstrip()
+        marks = (mark for mark in _NOT_READ if head.startswith(mark) or begins.startswith(mark))
+        kind = _NOT_READ.get(next(marks, b""))
         if kind or (b"\0" in head and encoding == "utf-8-sig"):
             raise DataError(
                 f"{path} is {kind or 'a binary file of a format that is not known'}.",
-                f"Known formats are {known_formats()}. Write it in one of these formats, or "
+                _REMEDIES.get(kind or "")
+                or f"Known formats are {known_formats()}. Write it in one of these formats, or "
                 "remove it from the channel.",
             )
         try:
@@ -262,11 +262,15 @@ def is_delimited(path: Path) -> bool:
     return format_of(path).read is None
 
 
-def _refuse(path: Path, what: str, remedy: str) -> Part:
-    raise DataError(f"{path} is {what}.", remedy)
-
-
-_BINARY = {
+_PACKED, _ANNOTATED = "packed, or a workbook", "annotated by WebAnno or INCEpTION"
+_MARKED = "of lines of fastText and BlazingText"
+_NOT_READ = {
+    **dict.fromkeys(
+        (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!"), _PACKED
+    ),
+    b"\xd0\xcf\x11\xe0": _PACKED,
+    b"#FORMAT=": _ANNOTATED,
+    b"__label__": _MARKED,
     b"Obj\x01": "an Avro file",
     b"ORC": "an ORC file",
     b"\x0a\x23\xd7\xce": "a RecordIO file",
@@ -278,8 +282,16 @@ _BINARY = {
     b"\x1f\x8b": "packed by gzip twice",
 }
 """Files that are not read, by their first bytes."""
-_SMALL_PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
-_OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
+_REMEDIES = {
+    _PACKED: "Unpack it, or pack it by gzip. Save each sheet of a workbook as CSV.",
+    _ANNOTATED: "Write a row for each text into a file with the suffix .jsonl: "
+    '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',
+    _MARKED: "For text-classification, write JSON Lines (and give label_separator=; if lines have "
+    "several labels): python -c 'import json, re, sys; [print(json.dumps({"
+    '"label": ";".join(re.findall(r"__label__([^\\s,]+)", line)), '
+    '"text": re.sub(r"^(__label__\\S+[\\s,]*)+", "", line.strip())})) for line in sys.stdin]\' '
+    "< train.txt > train.jsonl",
+}
 
 FORMATS: Sequence[Format] = (
     Format(
@@ -304,54 +316,9 @@ FORMATS: Sequence[Format] = (
         read=functools.partial(_read_binary, name="arrow"),
     ),
     Format(
-        name="Excel",
-        suffixes=".xlsx, .xls",
-        what="refused: save each sheet as CSV or Parquet",
-        is_one=lambda path: (
-            _starts_with(_OLD_WORKBOOK)(path)
-            or (
-                _starts_with(b"PK\x03\x04")(path)
-                and zipfile.is_zipfile(path)
-                and "xl/workbook.xml" in zipfile.ZipFile(path).namelist()
-            )
-        ),
-        read=functools.partial(
-            _refuse, what="an Excel workbook", remedy="Save each sheet as CSV or Parquet."
-        ),
-    ),
-    Format(
-        name="archives",
-        suffixes=".zip, .tar, .bz2, .xz, .zst, .7z, .rar",
-        what="refused: unpack them, or compress by gzip",
-        is_one=lambda path: (
-            path.is_file()
-            and (
-                re.search(r"\.(tar|tgz)(\.|$)", path.name.lower()) is not None
-                or _starts_with(*_SMALL_PACKED)(path)
-                or zipfile.is_zipfile(path)
-            )
-        ),
-        read=functools.partial(
-            _refuse, what="an archive or compressed", remedy="Unpack it, or compress it by gzip."
-        ),
-    ),
-    Format(
-        name="annotations",
-        suffixes=".spacy, .ann, WebAnno's .tsv",
-        what="refused: write JSON Lines with `entities`",
-        is_one=lambda path: path.suffix in (".spacy", ".ann") or _starts_with(b"#FORMAT=")(path),
-        read=functools.partial(
-            _refuse,
-            what="an annotation file of spaCy, BRAT or WebAnno, which is not supported",
-            remedy="Write a row for each text into a file with the suffix .jsonl: "
-            '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',
-        ),
-    ),
-    Format(
         name="JSON",
         suffixes=".json",
-        what='`[row, ...]`, `{"data": [row, ...]}`, `{"train": [row, ...], "test": [...]}`, '
-        '`{"text": [...], "label": [...]}`, and what pandas writes',
+        what='`[row, ...]`, `{"data": [row, ...]}`',
         is_one=lambda path: _is_json(path, "["),
         read=lambda path: _read_text(path, read_json),
     ),
@@ -361,14 +328,6 @@ FORMATS: Sequence[Format] = (
         what="an object on each line; Ground Truth's output.manifest with its class names",
         is_one=lambda path: _is_json(path, "{"),
         read=lambda path: _read_text(path, read_json_objects),
-    ),
-    Format(
-        name=fasttext.FORMAT,
-        suffixes=".txt, .train",
-        what=f"`{fasttext.MARK}x text`, of fastText and BlazingText; several marks are several "
-        "labels",
-        is_one=fasttext.is_fasttext,
-        read=lambda path: _read_text(path, fasttext.read_fasttext),
     ),
     Format(
         name="CoNLL",

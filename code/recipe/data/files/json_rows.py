@@ -6,18 +6,17 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
+from recipe.data.column_names import LABEL, TEXT
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError
-from recipe.spec import MESSAGES_NAMES, normalized
-from recipe.task_table import names_of_samples
+from recipe.spec import MESSAGES_NAMES
 
 _METADATA, ENTITIES = "-metadata", "entities"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -55,72 +54,33 @@ def read_json(path: Path, encoding: str) -> Part:
 
 
 def _rows_of(path: Path, document: Any) -> list[Any]:
-    """Return the rows of [row ...], {"data": [row ...]}, {"train": [row ...], "test": [row ...]},
-    {"column": [value ...]} or pandas' to_json; or the document as the only row, such as one
-    conversation, or the only line of a .jsonl file."""
+    """Return the rows of [row ...] or {"data": [row ...]}; or the document as the only row, such as
+    one conversation, or the only line of a .jsonl file.
+
+    Raises:
+        DataError: it has another shape, such as a list for each column, or for each split.
+    """
     if isinstance(document, list):
         return document
-    if document.keys() == {"columns", "index", "data"}:
-        names, rows = document["columns"], document["data"]
-        are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        are_rows = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
-        if are_names and are_rows and {len(set(names)), *map(len, rows)} == {len(names)}:
-            return [dict(zip(names, row, strict=True)) for row in rows]
-        raise DataError(
-            f"{path} has the keys columns, index and data, as pandas' orient='split', but not the "
-            "names of different columns, and lists with a value for each.",
-            "Write it by to_json(path, orient='records').",
-        )
-    if _are_rows_by_name(document):  # pandas, orient="index"
-        return list(document.values())
-    tables = {}
-    for key, value in document.items():
-        if isinstance(value, dict) and split_of(key) and _are_columns(value.values()):
-            value = _rows_of_columns(value, value.values())
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            tables[key] = value
-    columns = [
-        list(value.values()) if isinstance(value, dict) else value for value in document.values()
-    ]
-    are_columns = _are_columns(columns)
+    lists = {
+        key: value
+        for key, value in document.items()
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
+    }
     is_line = path.suffix.lower() in _LINES
-    if are_columns and not is_line and len(columns[0]) > 1 and len(tables) < len(columns):
-        return _rows_of_columns(document, columns)
-    if any(key in _OF_ROWS for key in tables) or (
-        is_line and not any(key in _OF_FILES or split_of(key) is not None for key in tables)
-    ):
+    if any(key in _OF_ROWS for key in lists) or (is_line and not {*_OF_FILES} & lists.keys()):
         return [document]
-    if len(tables) == 1:
-        return next(iter(tables.values()))
-    if tables:
-        if unnamed := [key for key in tables if split_of(key) is None]:
-            raise DataError(
-                f"{path} holds several lists of rows, {', '.join(tables)}, and {unnamed[0]!r} "
-                "names no split.",
-                "Keep one list, or call them train, validation and test.",
-            )
-        return [{**row, SPLIT_COLUMN: key} for key, rows in tables.items() for row in rows]
-    return _rows_of_columns(document, columns) if are_columns else [document]
-
-
-def _are_rows_by_name(document: Mapping[str, Any]) -> bool:
-    """Return whether the values are rows, whose columns have known names, and the keys have not."""
-    records = list(document.values())
-    if len(records) < 2 or not all(isinstance(record, dict) for record in records):
-        return False
-    known = names_of_samples().single.keys()
-    if known & {*map(normalized, document)} or any(map(split_of, document)):
-        return False
-    return bool(known & {normalized(key) for record in records for key in record})
-
-
-def _are_columns(values: Iterable[Any]) -> bool:
-    columns = list(values)
-    return all(isinstance(column, list) for column in columns) and len({*map(len, columns)}) == 1
-
-
-def _rows_of_columns(names: Iterable[str], columns: Iterable[list[Any]]) -> list[Any]:
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    if len(lists) == 1:
+        return next(iter(lists.values()))
+    if not is_line and (
+        lists or all(isinstance(value, (list, dict)) for value in document.values())
+    ):
+        raise DataError(
+            f"{path} is one object with the keys {', '.join(document)[:60]}, not a list of rows.",
+            'Write a list of rows, [{"text": "...", "label": "..."}, ...], for each split into a '
+            "file of its own; pandas does by to_json(path, orient='records').",
+        )
+    return [document]
 
 
 def read_json_objects(path: Path, encoding: str) -> Part:

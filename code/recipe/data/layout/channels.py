@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
 
 import yaml
 from datasets.data_files import sanitize_patterns
 from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCardData
 
-from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of, splits_in
+from recipe.data.column_names import split_of, splits_in
 from recipe.data.layout import sources, splits
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.errors import DataError
-from recipe.settings import separated
+from recipe.spec import normalized
+from recipe.task_table import names_of_samples
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
@@ -29,8 +30,6 @@ class ChannelLayout:
     """The files and Arrow folders of each split."""
     notes: list[str] = field(default_factory=list)
     """What was left out and why, one sentence each."""
-    partitions: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
-    """The columns given by the folders of a file, as in `label=pos/part-0.parquet`."""
     unclear: frozenset[Path] = frozenset()
     """Files whose names mention several splits, so that a column has to decide."""
     sharded: frozenset[str] = frozenset()
@@ -49,8 +48,8 @@ def training_channels(channels: Mapping[str, Path], trains: bool) -> Mapping[str
 
 def find(
     channels: Mapping[str, Path],
-    configurations: str | None = None,
     sharded: frozenset[str] = frozenset(),
+    images: bool = False,
 ) -> ChannelLayout:
     """Return which files are for training and which for evaluation.
 
@@ -58,14 +57,13 @@ def find(
     for training if it is the only one of such a name and none is called train.
 
     Args:
-        configurations: The hyperparameter dataset_config_name: one, or several with commas.
         sharded: The channels of which this host has a part only, which may be empty.
+        images: Whether a channel without tables may have a folder of images for each class.
 
     Raises:
         DataError: a channel's folder does not exist; there is no training data; names contradict
-            each other; a configuration must be chosen; or a split is sharded only in part.
+            each other; folders hold several data sets; or a split is sharded only in part.
     """
-    requested = separated(configurations)
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     named = {name: split_of(name) for name in data}
     others = [name for name, split in named.items() if split is None]
@@ -77,13 +75,13 @@ def find(
         # See `training_channels`.
         twin = next((other for other in data if other != name and data[other] == path), None)
         if split_of_channel == "train" and twin is not None and named[twin] is not None:
-            judged = _channel_splits(twin, path, named[twin], requested, [])
+            judged = _channel_splits(twin, path, named[twin], [], images)
             inside[name] = {"train": judged.get(named[twin] or "", [])}
             continue
         if name in sharded and not (path.exists() and sources.scan(path).data):
             inside[name] = {split_of_channel: []} if split_of_channel else {}
         else:
-            inside[name] = _channel_splits(name, path, split_of_channel, requested, notes)
+            inside[name] = _channel_splits(name, path, split_of_channel, notes, images)
     files: dict[str, list[Path]] = {}
     for name, of_channel in inside.items():
         for split, paths in of_channel.items():
@@ -106,21 +104,24 @@ def find(
             f"There is no training data; the job's channels are: {channel_list}."
             + "".join(f" {note}" for note in notes),
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
-            "as CSV, JSON Lines or Parquet.",
+            "as CSV, JSON Lines or Parquet, or with a folder of images for each class.",
         )
-    used = [(data[name], path) for name, of_channel in inside.items()
-            for paths in of_channel.values() for path in paths]  # fmt: skip
+    for path in itertools.chain.from_iterable(files.values()):
+        _check_partitions(path)
     return ChannelLayout(
         files=files,
         notes=notes,
-        partitions={path: columns for root, path in used if (columns := _partitions(root, path))},
-        unclear=frozenset(path for _, path in used if len(splits_in(path.name)) > 1),
+        unclear=frozenset(
+            path
+            for path in itertools.chain.from_iterable(files.values())
+            if len(splits_in(path.name)) > 1 and not (images and path.is_dir())
+        ),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
 
 
 def _channel_splits(
-    name: str, path: Path, of_channel: str | None, requested: Sequence[str], notes: list[str]
+    name: str, path: Path, of_channel: str | None, notes: list[str], images: bool
 ) -> Mapping[str, list[Path]]:
     """Return the files of each split in one channel."""
     if not path.exists():
@@ -129,13 +130,45 @@ def _channel_splits(
             "Check the channel's name and its S3 prefix. A channel in Pipe mode has no folder: use "
             "File or FastFile.",
         )
-    sources_here = sources.scan(path)
+    sources_here = sources.scan(path, images)
     notes += sources_here.describe(name)
     root = path if path.is_dir() else path.parent
-    files = splits.assign_by_names(root, sources_here.data, of_channel, requested, notes)
+    if sources_here.images and not sources_here.data:
+        return _image_folders(root, sources_here.images, of_channel, notes)
+    files = splits.assign_by_names(root, sources_here.data, of_channel, notes)
     for card in sources_here.cards:
         _check_card(card, files)
     return files
+
+
+def _image_folders(
+    root: Path, images: Sequence[Path], of_channel: str | None, notes: list[str]
+) -> Mapping[str, list[Path]]:
+    """Return the folders of images of each split. A folder is a class; those above may name splits.
+
+    Raises:
+        DataError: images are in no folder, or all folders are named after splits.
+    """
+    folders = sorted({path.parent for path in images})
+    stray = next((path for path in images if path.parent == root), None)
+    if stray is not None or all(split_of(folder.name) for folder in folders):
+        names = ", ".join(folder.name for folder in folders)
+        what = f"lie in folders that are named after splits ({names}), and in none of a class"
+        raise DataError(
+            f"{stray} is not in a folder of a class, and no table has its label."
+            if stray is not None
+            else f"The images below {root} {what}.",
+            "Put the images of each class into a folder of its name (train/cat/1.jpg), or add a "
+            "metadata.csv with the columns file_name and label.",
+        )
+    by_parent: dict[Path, list[Path]] = {}
+    for folder in folders:
+        by_parent.setdefault(folder.parent / "*", []).append(folder)
+    assigned = splits.assign_by_names(root, list(by_parent), of_channel, notes)
+    return {
+        split: [folder for parent in parents for folder in by_parent[parent]]
+        for split, parents in assigned.items()
+    }
 
 
 def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
@@ -178,13 +211,12 @@ def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
         )
 
 
-def _partitions(root: Path, path: Path) -> dict[str, str]:
-    """Return the columns in the names of the folders in between: `label=pos` is one, the split is
-    not."""
-    folders = path.relative_to(root).parts[:-1]
-    pairs = [folder.partition("=") for folder in folders if "=" in folder]
-    return {
-        unquote(key): unquote(value)
-        for key, _, value in pairs
-        if not (plain(key) in SPLIT_COLUMNS and split_of(value))
-    }
+def _check_partitions(path: Path) -> None:
+    """Raise DataError if a folder holds the value of a column, as in `label=pos/0.parquet`."""
+    for folder in path.parts[:-1]:
+        name, is_partition, value = folder.partition("=")
+        if is_partition and normalized(name) in names_of_samples().single:
+            raise DataError(
+                f"{path}: the folder {folder!r} holds a value of its rows, and is not read.",
+                f"Write {value!r} into a column {name!r} of these files.",
+            )

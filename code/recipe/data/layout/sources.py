@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipe.data.column_names import plain
+from recipe.data.files import image_files
 from recipe.errors import DataError, listed
 
 _SIDE_SUFFIXES = (
@@ -42,8 +43,8 @@ class Sources:
     """Data files and Arrow folders, sorted."""
     passed_over: list[Path] = field(default_factory=list)
     """Files that hold no rows."""
-    class_lists: list[Path] = field(default_factory=list)
-    """Files that list the names of classes."""
+    images: list[Path] = field(default_factory=list)
+    """Images, if they are wanted."""
     cards: list[Path] = field(default_factory=list)
     """README.md files with front matter, the outermost first."""
     notes: list[str] = field(default_factory=list)
@@ -51,25 +52,27 @@ class Sources:
     def describe(self, channel: str) -> Iterator[str]:
         """Yield a sentence for each kind of file that is not read."""
         yield from self.notes
+        if self.images and self.data:
+            yield (
+                f"of the {len(self.images)} images in channel {channel}, those are used that a "
+                "table names"
+            )
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
             yield f"skipped in channel {channel}, since these are not data: {listed(names)}"
-        if self.class_lists:
-            names = [path.name for path in self.class_lists]
-            yield (
-                f"not read, as lists of class names: {listed(names)}. Name the classes 0, 1 ... in "
-                "the hyperparameter class_names, if the labels are numbers."
-            )
 
 
-def scan(path: Path) -> Sources:
+def scan(path: Path, images: bool = False) -> Sources:
     """Return the content of a channel's folder; a channel may be a file.
+
+    Args:
+        images: Whether image files are wanted; otherwise they are passed over.
 
     Raises:
         DataError: A file is a copy of another, or has its rows in another format, by its name.
     """
     sources = Sources()
-    _scan(path, sources, ())
+    _scan(path, sources, (), images)
     for file in sources.data:
         copied = _COPY.fullmatch(file.name)
         if copied and (original := file.with_name(copied[1] + copied[2])) in sources.data:
@@ -90,14 +93,11 @@ def scan(path: Path) -> Sources:
                 f"{file} seems to hold the rows of {other.name}, which would be read twice.",
                 "Remove one of them, or give it another name.",
             )
-    if not sources.data:
-        # A corpus of names may be called names.txt.
-        sources.data, sources.class_lists = sources.class_lists, []
     sources.data.sort()
     return sources
 
 
-def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
+def _scan(path: Path, sources: Sources, above: tuple[Path, ...], images: bool) -> None:
     """Add the content of `path` to `sources`.
 
     Args:
@@ -112,10 +112,11 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         if card.is_file() and card.read_bytes()[:3] == b"---":
             sources.cards.append(card)
         for child in sorted(path.iterdir()):
-            if child.name.startswith((".", "_")):
+            is_image = images and child.suffix.lower() in image_files.SUFFIXES
+            if child.name.startswith("." if is_image else (".", "_")):
                 sources.passed_over.append(child)
             else:
-                _scan(child, sources, (*above, path.resolve()))
+                _scan(child, sources, (*above, path.resolve()), images)
         return
     if not path.is_file():
         sources.notes.append(
@@ -129,13 +130,14 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         # Ground Truth's manifests have the texts; those of SageMaker and S3 have names of files.
         with path.open("rb") as stream:
             is_side = _MANIFEST_ROW.match(stream.read(65536)) is None
-    if is_side:
+    is_list = path.suffix.lower() in _LIST_SUFFIXES and _CLASSES.fullmatch(
+        plain(path.stem).replace("-", "_")
+    )
+    if images and path.suffix.lower() in image_files.SUFFIXES:
+        sources.images.append(path)
+    elif is_side or is_list:
         sources.passed_over.append(path)
     elif path.stat().st_size == 0:
         sources.notes.append(f"{path} is empty and not used.")
-    elif path.suffix.lower() in _LIST_SUFFIXES and _CLASSES.fullmatch(
-        plain(path.stem).replace("-", "_")
-    ):
-        sources.class_lists.append(path)
     else:
         sources.data.append(path)

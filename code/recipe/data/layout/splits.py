@@ -7,20 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
-from recipe.errors import DataError, did_you_mean, listed
+from recipe.errors import DataError, listed
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
 _SHARD, _DIGITS = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+"), re.compile(r"\d+")
-# Folders whose names say nothing about their content.
-_PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
 
 
 def assign_by_names(
     root: Path,
     paths: Sequence[Path],
     of_channel: str | None,
-    requested: Sequence[str],
     notes: list[str],
 ) -> dict[str, list[Path]]:
     """Return the files of each split.
@@ -31,14 +28,12 @@ def assign_by_names(
     Args:
         root: The channel's folder.
         of_channel: The split that the channel stands for, if any.
-        requested: The configurations that are read: folders, each of which has its own splits.
 
     Raises:
-        DataError: names contradict themselves, there are several configurations and none is
-            requested, or a channel for training holds files that name other splits, and none that
-            names training data.
+        DataError: names contradict themselves, there are several configurations, or a channel for
+            training holds files that name other splits, and none that names training data.
     """
-    paths = _configuration_files(root, paths, requested, notes)
+    _check_one_configuration(root, paths)
     files: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
     for path in paths:
@@ -108,53 +103,18 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
     return named_parts
 
 
-def _configuration_files(
-    root: Path, paths: Sequence[Path], requested: Sequence[str], notes: list[str]
-) -> Sequence[Path]:
-    """Return the files of the requested configurations, or of the only one.
-
-    A configuration is a folder that holds its own training data: `mrpc/train-00000.parquet`.
-    """
-    of_path = {}
+def _check_one_configuration(root: Path, paths: Sequence[Path]) -> None:
+    """Raise DataError if several folders hold training data of their own, such as
+    `mrpc/train-00000.parquet` and `cola/train-00000.parquet`, which are different data sets."""
+    trained = set()
     for path in paths:
-        parts = path.relative_to(root).parts
-        first = next((index for index, _ in _named_parts(root, path)), len(parts) - 1)
-        of_path[path] = "/".join(
-            part for part in parts[:first] if "=" not in part and part != "data"
+        if (named := _named_parts(root, path)) and named[-1][1] == TRAIN:
+            outer = path.relative_to(root).parts[: named[0][0]]
+            trained.add("/".join(part for part in outer if "=" not in part and part != "data"))
+    if len(trained) > 1:
+        names = ", ".join(name or "the channel's own files" for name in sorted(trained))
+        raise DataError(
+            f"{root} holds several configurations of data: {names}.",
+            "Give the S3 prefix of one as the channel, without the others; or put the files of all "
+            "into one folder.",
         )
-    if requested:
-        known = sorted({name for name in of_path.values() if name})
-        for name in requested:
-            if name not in known:
-                raise DataError(
-                    f"dataset_config_name has value {name!r}, but {root} has "
-                    f"{'the folders ' + ', '.join(known) if known else 'no folders'}.",
-                    did_you_mean(name, known) or "Name one of them, or leave it out.",
-                )
-        kept = [path for path in paths if of_path[path] in requested]
-    else:
-        trained = {
-            of_path[path]
-            for path in paths
-            if (named := _named_parts(root, path)) and named[-1][1] == TRAIN
-        }
-        if len(trained) < 2:
-            return paths
-        outer = [
-            name
-            for name in trained
-            if all(other == name or other.startswith(f"{name}/") for other in trained)
-        ]
-        defaults = [name for name in sorted(trained) if name == "" or name in _PLAIN_FOLDERS]
-        defaults = outer or defaults
-        if not defaults:
-            raise DataError(
-                f"{root} holds several configurations: {', '.join(sorted(trained))}.",
-                f"Give dataset_config_name={sorted(trained)[0]}, another one, or several with "
-                "commas.",
-            )
-        kept = [path for path in paths if of_path[path] == defaults[0]]
-    if left := sorted({of_path[path] or "the channel's own files" for path in paths
-                       if path not in kept}):  # fmt: skip
-        notes.append(f"not used, as other configurations of the data: {', '.join(left)}.")
-    return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recipe.option_fields import option
 from recipe.spec import LABEL, Column, Form, Kind, Model, TaskSpec
@@ -22,6 +22,7 @@ _FILE = Column(
     setting="image_column",
     is_content=False,
 )
+_LABEL = replace(LABEL, is_list=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ SPECS = (
         name="image-classification",
         folder="image_classification",
         forms=(
-            Form((_IMAGE, LABEL), extras=tuple(f"{name}.path" for name in _IMAGE_NAMES)),
-            Form((_FILE, LABEL)),
+            Form((_IMAGE, _LABEL), extras=tuple(f"{name}.path" for name in _IMAGE_NAMES)),
+            Form((_FILE, _LABEL)),
         ),
         models=frozenset({Model.VISION}),
         mixes_forms=True,
