@@ -123,6 +123,7 @@ def _read(path: Path, header: HeaderHint) -> Part:
     """Return the rows of a file. Raises DataError if it is plain text, such as `pos/1.txt`."""
     is_plain = path.suffix.lower() in _PLAIN or path.suffix[1:].isdigit()  # 20 Newsgroups' 49960
     if is_plain and path.is_file() and not formats.is_structured(path):
+        formats.read_texts(path, "document")  # raises the error of a format that is not read
         raise DataError(
             f"{path} is a plain text, without a label.",
             "Write rows of a text and a label, of folders of classes such as by: python -c "

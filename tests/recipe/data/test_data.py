@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -506,26 +509,50 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
     assert classification.load({"train": tmp_path}, Hyperparameters()).labels.names == ("0", "1")
 
 
-def test_the_lines_that_convert_texts_work(tmp_path: Path) -> None:
-    """Lines of fastText, and folders of classes, by what their refusals propose."""
-    work, marked = tmp_path / "work", tmp_path / "marked"
-    for path in (work / "train" / "pos", work / "train" / "neg", marked):
-        path.mkdir(parents=True)
-    (marked / "train.txt").write_text(
-        "\ufeff__label__a text 1, here\n__label__b, __label__a and 2\n"
-    )
-    for name in ("pos", "neg"):
-        (work / "train" / name / "1.txt").write_text(f"a {name} text")
-    expected = [
-        [{"label": "a", "text": "text 1, here"}, {"label": "b;a", "text": "and 2"}],
-        [{"text": "a neg text", "label": "neg"}, {"text": "a pos text", "label": "pos"}],
-    ]
-    for channel, folder, rows in zip(
-        (marked, work / "train"), (marked, work), expected, strict=True
-    ):
-        with pytest.raises(DataError) as caught:
-            load({"train": channel})
-        line = re.findall(r"python -c '.*?' (?:< train.txt )?> train.jsonl", str(caught.value))[0]
-        subprocess.run(["bash", "-c", line], cwd=folder, check=True)
-        written = (folder / "train.jsonl").read_text().splitlines()
-        assert sorted(map(json.loads, written), key=str) == sorted(rows, key=str)
+def manifest(kind: str, **about: Any) -> str:
+    spans = {"annotations": {"entities": [{"label": "PER", "startOffset": 0, "endOffset": 3}]}}
+    row = {"source": "Ada sat", "x-y": spans if kind == "text-span" else 1}
+    failed = {**row, "x-y-metadata": {"type": kind, "failure-reason": "?"}}
+    rows = [{**row, "x-y-metadata": {"type": kind, **about}}, failed]
+    return "\n".join(map(json.dumps, rows))
+
+
+REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in ("accept", "reject")]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"marked/train.txt": "\ufeff__label__a text 1, here\n__label__b, __label__a and 2\n"},
+         [{"label": "a", "text": "text 1, here"}, {"label": "b;a", "text": "and 2"}]),
+        ({"train/neg/1.txt": "a neg text", "train/pos/1.txt": "a pos text"},
+         [{"text": "a neg text", "label": "neg"}, {"text": "a pos text", "label": "pos"}]),
+        ({"data/a.jsonl": "\n".join(map(json.dumps, REVIEWED))},
+         [{"text": "accept", "_input_hash": 1}]),
+        ({"data/output.manifest": manifest("text-span")},
+         [{"text": "Ada sat", "entities": [[0, 3, "PER"]]}]),
+        ({"data/output.manifest": manifest("multilabel", **{"class-map": {"0": "a", "1": "b"}})},
+         [{"text": "Ada sat", "label": ["a", "b"]}]),
+        ({"data/output.manifest": manifest("classification", **{"class-name": "a"})},
+         [{"text": "Ada sat", "label": "a"}]),
+        ({"data/a.csv": "text,label\n" + "a,\"['x', 'y']\"\n" * 9},
+         [{"text": "a", "label": ["x", "y"]}] * 9),
+    ],
+)  # fmt: skip
+def test_the_lines_that_convert_files_work(
+    tmp_path: Path, content: dict[str, str], expected: list[Any]
+) -> None:
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    channel = tmp_path / next(iter(content)).partition("/")[0]
+    with pytest.raises(DataError) as caught:
+        load({"train": channel})
+    (line,) = {*re.findall(r"(?:python -c|jq -c) '[^\n]*?'(?: [\w.<]+)* > train.jsonl"
+                           r"|python -c '[^\n]*lines=True\)'", str(caught.value))}  # fmt: skip
+    folder = tmp_path if channel.name == "train" else channel
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", line], cwd=folder, check=True, env={**os.environ, "PATH": path})
+    rows = [json.loads(row) for row in (folder / "train.jsonl").read_text().splitlines()]
+    assert sorted(rows, key=str) == sorted(expected, key=str)

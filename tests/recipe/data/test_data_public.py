@@ -90,17 +90,6 @@ def load(folder: Path, **hyperparameters: Any) -> Splits:
         "sample_submission.csv": lines("{n},0.5,0.5,0.5", header="id,toxic,obscene,threat")},
      {"label_column": "toxic,obscene,threat"},
      (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
-    ("Ground Truth", {"manifests/output/output.manifest": jsonl([
-        {"source": f"text {n}", "mood": n % 2, "mood-metadata": {
-            "confidence": 0.9, "class-name": ["sad", "glad"][n % 2], "human-annotated": "yes",
-            "type": "groundtruth/text-classification"}} for n in range(N)]),
-        "annotations/iteration-1.manifest": '[{"prefix": "s3://bucket/"}, "a"]'},
-     {}, (11, 1, 0), ["glad", "sad"], ["iteration-1.manifest"]),
-    ("Ground Truth, several labels", {"output.manifest": jsonl([
-        {"source": f"text {n}", "topics": [0, 1][: 1 + n % 2], "topics-metadata": {
-            "class-map": {str(index): ["news", "art"][index] for index in range(1 + n % 2)},
-            "type": "groundtruth/text-classification-multilabel"}} for n in range(N)])},
-     {}, (11, 1, 0), ["art", "news"], []),
     ("SMS spam", {"SMSSpamCollection": lines("{k}\tGo until {n} point, crazy.. ok"),
                   "readme": "SMS Spam Collection v.1"},
      {"text_column": "column_1", "label_column": "column_0"}, (11, 1, 0), ["neg", "pos"], ["readme"]),
@@ -143,7 +132,7 @@ def test_a_public_layout_is_read(
      ["pos/a0.txt is a plain text", "path.parent.name"]),
     ("20 Newsgroups", folders("20news-bydate-train", "4996", ["alt.atheism", "sci.med"], ""), ["is a plain text"]),
     ("Spark's partitions", {f"split=train/label={k}/part-0.jsonl": jsonl(TWEET_ROWS) for k in ("pos", "neg")},
-     ["label=pos", "Write 'pos' into a column 'label'"]),
+     ["label=neg", "Write 'neg' into a column 'label'"]),
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
                                  + "Well then\t0,1\tidy\n"}, ["'column_1' ('0')", "label_column="]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",

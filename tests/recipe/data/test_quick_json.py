@@ -103,44 +103,6 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert part.where(2_999).endswith("line 3000")
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_manifests_are_read_some_rows_at_a_time(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = random.Random(seed)
-    names = draw.sample(["mood", "topic", "label"], draw.randint(1, 2))
-    first_rows = {name: draw.choice([0, 0, 9]) for name in names}
-    records, expected = [], []
-    for index in range(20):
-        record: dict[str, Any] = {"source": f"text {index}"}
-        row: dict[str, Any] = {"text": f"text {index}", **dict.fromkeys(names)}
-        for name in names:
-            if index < first_rows[name]:
-                continue
-            fails = draw.random() < 0.1
-            about = {
-                "class-name": f"{name} {index % 3}",
-                **({"failure-reason": "?"} if fails else {}),
-            }
-            record |= {name: index % 3, f"{name}-metadata": about}
-            row[name] = None if fails else f"{name} {index % 3}"
-        if len(names) == 1:
-            row.setdefault("label", row[names[0]])
-        records.append(record)
-        expected.append(row)
-    path = tmp_path / "output.manifest"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    monkeypatch.setattr(json_rows, "_ROWS_AT_ONCE", 3)
-    part = formats.read(path)
-    assert [{name: row[name] for name in expected[0]} for row in part.table.to_pylist()] == expected
-    assert part.format == "Ground Truth manifest"
-    assert part.where(11) == f"{path} line 12"
-    # A row far behind that cannot be used is named by its line.
-    path.write_text(path.read_text() + '{"source-ref": "s3://b/k", "mood-metadata": {}}\n')
-    with pytest.raises(DataError, match="line 21 does not hold a text, but the location of one"):
-        formats.read(path)
-
-
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 
 

@@ -57,8 +57,6 @@ _TEXTS, _LABELS, _SPLITS = (
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
 _MOST_CLASSES, _FEW_CELLS = 200, 2
-_MOST_ABOVE = 6
-"""Lines above a table that a message knows, such as its title."""
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -97,13 +95,12 @@ def read_delimited(
     if _agreement(sample, delimiter) == 0:
         names = {normalized(cell) for cell in sample[0].split(",")} if sample else set()
         if not lone_column and not names & _header_names():
-            _check_begins_with_rows(path, sample)
             raise DataError(
                 f"{path} is of none of the formats {others}: no delimiter "
                 f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
                 f"{''.join(sample[:1]).strip()[:60]!r}.",
-                "Give each row a text and a label; plain texts are for task=causal-lm or "
-                "task=masked-lm.",
+                "Remove lines above the names of the columns; give each row a text and a label. "
+                "Plain texts are for task=causal-lm or task=masked-lm.",
             )
         delimiter = ","
     _check_quotes(path, sample, delimiter)
@@ -136,18 +133,6 @@ def read_delimited(
         "rows with quotes in their texts: the file can be read either way.",
         "Write it as CSV or JSON Lines.",
     )
-
-
-def _check_begins_with_rows(path: Path, sample: Sequence[str]) -> None:
-    """Raise DataError if a delimiter cuts most lines, but not the first ones."""
-    for first, delimiter in itertools.product(range(1, _MOST_ABOVE), DELIMITERS):
-        below = sample[first:]
-        if len(below) >= _TABLE_LINES and _agreement(below, delimiter) > _TABLE_SHARE:
-            raise DataError(
-                f"{path} begins with {sample[0].strip()[:60]!r}, unlike the lines below, which "
-                f"have cells (by {DELIMITERS[delimiter]}).",
-                "Remove the lines above the names of the columns.",
-            )
 
 
 def is_table(path: Path, by_names: bool = False) -> bool:

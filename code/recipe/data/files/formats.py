@@ -43,7 +43,7 @@ from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
-_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".manifest")
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _JSON = re.compile(
     r"""\{\s*["'}]|\[\s*([{\["'\]]|(-?\d[-+.\deE]*|true|false|null|-?Infinity|NaN)\s*[,\]])"""
 )
@@ -289,7 +289,7 @@ _REMEDIES = {
     _MARKED: "For text-classification, write JSON Lines (and give label_separator=; if lines have "
     "several labels): python -c 'import json, re, sys; [print(json.dumps({"
     '"label": ";".join(re.findall(r"__label__([^\\s,]+)", line)), '
-    '"text": re.sub(r"^(__label__\\S+[\\s,]*)+", "", line.strip())})) for line in sys.stdin]\' '
+    '"text": re.sub(r"^\\W*(__label__\\S+[\\s,]*)+", "", line.strip())})) for line in sys.stdin]\' '
     "< train.txt > train.jsonl",
 }
 
@@ -324,8 +324,8 @@ FORMATS: Sequence[Format] = (
     ),
     Format(
         name="JSON Lines",
-        suffixes=".jsonl, .ndjson, .json, .manifest",
-        what="an object on each line; Ground Truth's output.manifest with its class names",
+        suffixes=".jsonl, .ndjson, .json",
+        what="an object on each line",
         is_one=lambda path: _is_json(path, "{"),
         read=lambda path: _read_text(path, read_json_objects),
     ),

@@ -6,19 +6,19 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recipe.data.column_names import LABEL, TEXT
+from recipe.data.column_names import TEXT
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError
 from recipe.spec import MESSAGES_NAMES
 
-_METADATA, ENTITIES = "-metadata", "entities"
+_METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
@@ -139,9 +139,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     where = f"{path} {'line' if name == 'jsonl' else 'row'} "
     begun = read()
     first: Block = next(begun, ([], []))
-    objects_of, head = _objects_of, _objects_of(where, first)[:1]
-    if any(_METADATA in key for key in itertools.chain(*head)) or ".manifest" in path.suffixes:
-        name, objects_of = "Ground Truth manifest", _labelled
+    _check_no_manifest(path, _objects_of(where, first))
     # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = [np.empty(0, np.int64)]
@@ -149,7 +147,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     def objects() -> Iterator[list[dict[str, Any]]]:
         del starts[1:]
         for block in next(passes):
-            yield objects_of(where, block)
+            yield _objects_of(where, block)
             starts.append(np.asarray(block[1], np.int64))
 
     try:
@@ -158,7 +156,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
         line = next(
             line
             for block in read()
-            for row, line in zip(objects_of(where, block), block[1], strict=True)
+            for row, line in zip(_objects_of(where, block), block[1], strict=True)
             if _SURROGATE.search(json.dumps(row, ensure_ascii=False))
         )
         raise DataError(
@@ -186,48 +184,32 @@ def _objects_of(where: str, block: Block) -> list[dict[str, Any]]:
     return objects
 
 
-def _labelled(where: str, block: Block) -> list[dict[str, Any]]:
-    """Return rows of an augmented manifest: `source` becomes `text`, and each attribute its class
-    names; the only attribute of a row is also its `label`. Labelled spans become `entities`."""
-    rows = []
-    for record, line in zip(_objects_of(where, block), block[1], strict=True):
-        if "source" not in record and "source-ref" in record:
+def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise DataError for an augmented manifest of Ground Truth, with the line that converts it."""
+    names = (
+        (row, key.removesuffix(_METADATA), key)
+        for row in rows
+        for key, about in row.items()
+        if key.endswith(_METADATA) and isinstance(about, dict)
+    )
+    for row, name, metadata in names:
+        about = row[metadata]
+        if name not in row:
+            continue
+        if "source" not in row:
             raise DataError(
-                f"{where}{line} does not hold a text, but the location of one: "
-                f"{record['source-ref']}.",
+                f"{path} is a manifest of Ground Truth with the locations of texts.",
                 "Write the texts themselves, as source.",
             )
-        row = {
-            key: value
-            for key, value in record.items()
-            if key != "source" and not key.endswith(_METADATA)
-        }
-        attributes = [key for key in record if f"{key}{_METADATA}" in record]
-        for attribute in attributes:
-            about = record.get(f"{attribute}{_METADATA}") or {}
-            if "text-span" in str(about.get("type")):
-                row[ENTITIES] = _spans(f"{where}{line}", row.pop(attribute))
-                continue
-            names = list((about.get("class-map") or {}).values())
-            row[attribute] = about.get("class-name", names or record.get(attribute))
-            if "failure-reason" in about:
-                row[attribute] = None
-        if len(attributes) == 1 and ENTITIES not in row and LABEL not in row:
-            row[LABEL] = row[attributes[0]]
-        rows.append({TEXT: record.get("source"), **row})
-    return rows
-
-
-def _spans(where: str, attribute: Any) -> list[dict[str, Any]]:
-    """Return the spans of a text that Ground Truth's workers labelled."""
-    try:
-        return [
-            {"start": span["startOffset"], "end": span["endOffset"], "label": span["label"]}
-            for span in attribute["annotations"]["entities"]
-        ]
-    except (KeyError, TypeError) as error:
+        if "text-span" in str(about.get("type")):
+            spans = f'.["{name}"].annotations.entities[] | [.startOffset, .endOffset, .label]'
+            labels = f"entities: [{spans}]"
+        elif "class-map" in about:
+            labels = f'label: [.["{metadata}"]["class-map"][]]'
+        else:
+            labels = f'label: .["{metadata}"]["class-name"]'
         raise DataError(
-            f"{where} has no spans that can be read: {json.dumps(attribute)[:80]}.",
-            'Write them as {"annotations": {"entities": [{"startOffset": 0, "endOffset": 3, '
-            '"label": "PER"}]}}.',
-        ) from error
+            f"{path} is a manifest of Ground Truth, which labels {name!r}.",
+            f'Convert it: jq -c \'select(.["{metadata}"]["failure-reason"] | not) | '
+            f"{{text: .source, {labels}}}' {path.name} > train.jsonl",
+        )
