@@ -217,7 +217,8 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
             head = stream.read(4096)
         begins = head.removeprefix(codecs.BOM_UTF8).lstrip()
         marks = (mark for mark in _NOT_READ if head.startswith(mark) or begins.startswith(mark))
-        kind = _NOT_READ.get(next(marks, b""))
+        is_annotated = path.suffix in (".spacy", ".ann")
+        kind = _ANNOTATED if is_annotated else _NOT_READ.get(next(marks, b""))
         if kind or (b"\0" in head and encoding == "utf-8-sig"):
             raise DataError(
                 f"{path} is {kind or 'a binary file of a format that is not known'}.",
@@ -262,7 +263,7 @@ def is_delimited(path: Path) -> bool:
     return format_of(path).read is None
 
 
-_PACKED, _ANNOTATED = "packed, or a workbook", "annotated by WebAnno or INCEpTION"
+_PACKED, _ANNOTATED = "packed, or a workbook", "of annotations (spaCy, BRAT, WebAnno)"
 _MARKED = "of lines of fastText and BlazingText"
 _NOT_READ = {
     **dict.fromkeys(
