@@ -33,7 +33,6 @@ def assign_by_names(
         DataError: names contradict themselves, there are several configurations, or a channel for
             training holds files that name other splits, and none that names training data.
     """
-    _check_one_configuration(root, paths)
     files: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
     for path in paths:
@@ -50,6 +49,7 @@ def assign_by_names(
                 "Rename one of them.",
             )
         files.setdefault(split, []).append(path)
+    _check_one_configuration(root, paths)
     _check_one_variant(files.get(TRAIN, ()))
     is_evaluated = of_channel in ("validation", "test")
     if is_evaluated and of_channel not in files and len(files) == 1 and not unnamed:
