@@ -96,7 +96,7 @@ WHOLE = "Give a whole number of at least 1, or leave it out."
       for value in ("0", "-1", "two", "1.5")),
     (plan, {"program": "run.sh", "sagemaker_torch_distributed_enabled": "true"}, ("'run.sh' is not a Python program",)),
     (plan, {"hf_token": "x" * 140_000}, ("one argument: hf_token (140,000 bytes)",)),
-    (plan, {"sagemaker_program": "train.py", "sagemaker_mpi_enabled": "true"}, ("sagemaker_mpi_enabled", "torch_distributed")),
+    (plan, {"sagemaker_program": "train.py", "sagemaker_mpi_enabled": "true", "PATH": "/nowhere"}, ("sagemaker_mpi_enabled", "torch_distributed")),
     (code, [program("train.py"), "project/train.py", "script.py"],
      ("'train.py'", "existing files: project/train.py, script.py")),
     (code, [program("package"), "package/__init__.py"], ("package is a folder without __main__.py",)),
