@@ -76,7 +76,7 @@ EXPECTED: list[dict[str, Any]] = [
 
 
 def test_no_block_is_left_out() -> None:
-    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 3
+    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 4
 
 
 @pytest.mark.parametrize(("operation", "text"), PARTS, ids=[name for name, _ in PARTS])
