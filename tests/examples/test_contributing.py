@@ -183,7 +183,7 @@ QUICK = {
         "from recipe.reports.predictions import Predictions\n"
         "outputs, true = np.array([[9, 0], [9, 0], [0, 0.1]]), np.array([0, 1, 1])\n"
         "made = Predictions(split='test', labels=Labels(('a', 'b'), SINGLE), outputs=outputs,\n"
-        "                   true=true, texts=['x', 'y', 'z'])\n"
+        "                   true=true, rows=[{'text': one} for one in 'xyz'], columns=['text'])\n"
         "print(*[(each.title, each.note) for each in made.sections()])",
         "('Sure answers, test data', '2 of 3 are surer than 90%; 50% are right.')",
     ),
