@@ -85,8 +85,8 @@ def test_a_bad_request_is_told_what_is_right(
         (
             "application/jsonlines",
             b'7\n\n["a"]\n"b"\n"\xff"',
-            ["b"],
-            {0: "7", 1: "It is a list", 3: "UTF-8"},
+            ["a", "b"],
+            {0: "7", 3: "UTF-8"},
         ),
         ("application/jsonlines", '{"inputs": "a\u2028b"}\n'.encode(), ["a\u2028b"], {}),
         ("text/csv", b"a, b\nc\n", ["c"], {0: "row 1"}),
@@ -126,6 +126,24 @@ def test_an_error_stands_in_its_records_place_in_every_format() -> None:
     assert rows == b'error,"bad, first"\n0.5,1.0\nerror,worse\n2.0,3.0\n'
     array = np.load(io.BytesIO(answers.write_answer(woven, "application/x-npy")[0]))
     assert np.isnan(array).all(axis=1).tolist() == [True, False, True, False]
+
+
+def test_each_record_has_one_line() -> None:
+    body = b'{"inputs": ["a", "b"]}\n"c"\n{"inputs": []}\n{"inputs": ["d", 7]}\n{"inputs": ["e"]}'
+    request = bodies.read_request(body, "application/jsonlines")
+    inputs = request.read(payloads.a_text)
+    assert inputs.values == ["a", "b", "c", "d", "e"]
+    prediction = payloads.Answers(list(range(5)), truncated=[1, 4])
+    prediction.unfinished = [3]
+    woven = payloads.restore_records(prediction, prepared(inputs, request))
+    assert woven[:2] == [[0, 1], 2]
+    assert "is empty" in woven[2]["error"]["message"]
+    assert woven[3][0] == 3
+    assert "7, not a text" in woven[3][1]["error"]["message"]
+    assert woven[4:] == [[4]]
+    assert (woven.truncated, woven.failed, woven.unfinished) == ([0, 4], [2, 3], [3])
+    lines, _ = answers.write_answer(woven, "application/jsonlines")
+    assert [json.loads(line) for line in lines.splitlines()] == woven
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,13 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
         ({"inputs": {"text": ["a"], "text_pair": ["b"]}}, "not a text"),
         ({"inputs": [{"text": "a", "id": 3}]}, "not a text"), ({"inputs": 3}, "not a text"),
         ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
-        ({"inputs": "a", "options": {"wait_for_model": True}}, "'options'"),
+        ({"inputs": "a", "options": {"wait": True}}, "'options'"),
         (b'{"inputs": "a", "top_k": NaN}', "NaN"), (b'{"inputs": "\\ud800"}', "surrogate"),
         ((b"\\x89PNG", "image/png"), "not images"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(body)
-    best = served.ask({"inputs": "a", "parameters": None})
+    best = served.ask({"inputs": "a", "options": {"wait_for_model": True}, "parameters": None})
     assert list(best[0]) == ["label", "score"]
     # A line that is none of the task's is its own fault.
     lines = b'{"inputs": "a"}\n{"question": "a", "context": "b"}\n{"text": "a", "text_pair": "b"}\n'

@@ -36,6 +36,8 @@ _FORMS: tuple[frozenset[str], ...] = (
     frozenset({"query", "texts"}),
 )
 """Inputs of several parts, which may stand in a request's body without the name `inputs`."""
+_OPTIONS = {"use_cache", "use_gpu", "wait_for_model"}
+"""The `options` of Hugging Face's Inference API, which have no effect here."""
 _OTHER_DELIMITERS = (";", "\t", "|")
 _SURE_HEADERS = ("inputs", "text")
 """A CSV of one column has a header if its first row is one of these names."""
@@ -133,7 +135,9 @@ def read_document(document: object) -> Request:
     inputs: Any = document
     if isinstance(document, dict):
         rest = dict(document)
-        nested = rest.pop("parameters", None)
+        nested, options = rest.pop("parameters", None), rest.get("options")
+        if isinstance(options, dict) and set(options) <= _OPTIONS:
+            del rest["options"]
         form = next((form for form in _FORMS if form <= set(rest)), None)
         key = next((key for key in TEXT_KEYS if key in rest), None)
         if form is not None and key != "inputs":
@@ -162,16 +166,18 @@ def read_document(document: object) -> Request:
 def _read_json_lines(body: bytes) -> Request:
     inputs: list[Any] = []
     faults: dict[int, str] = {}
+    groups: list[int | None] = []
     first: tuple[int, Mapping[str, Any]] | None = None
     for number, line in enumerate(body.splitlines(), 1):
         if not line.strip():
             continue
         try:
             request = read_document(parsed(line))
-            if not request.single:
-                raise BadRequest("It is a list. Send each input on a line of its own.")
+            if not request.inputs:
+                raise BadRequest("The list of inputs is empty.")
         except BadRequest as error:
             faults[len(inputs) + len(faults)] = f"Line {number}: {error}"
+            groups.append(None)
             continue
         first = first or (number, request.parameters)
         if request.parameters != first[1]:
@@ -180,9 +186,16 @@ def _read_json_lines(body: bytes) -> Request:
                 "equal parameters in one request (batch transform: BatchStrategy=SingleRecord)."
             )
         inputs += request.inputs
+        groups.append(None if request.single else len(request.inputs))
     if faults and not inputs:
         raise BadRequest(faults[0])
-    return Request(inputs=inputs, parameters=first[1] if first else {}, records=True, faults=faults)
+    return Request(
+        inputs=inputs,
+        parameters=first[1] if first else {},
+        records=True,
+        faults=faults,
+        groups=groups if any(groups) else (),
+    )
 
 
 def _read_csv(body: bytes) -> Request:

@@ -110,6 +110,9 @@ class Request:
     """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
     faults: Mapping[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
+    groups: Sequence[int | None] = ()
+    """The number of inputs in each line's list, None for a line that is not a list, as SageMaker
+    Clarify sends them. Empty if no line is one."""
     read_columns: Callable[[Sequence[str]], Request] | None = None
     """Reads a CSV body again, by columns of these names if its header has them."""
     route: str = ""
@@ -299,20 +302,27 @@ class Answers(list[Any]):
 
 
 def restore_records(prediction: Any, prepared: Prepared) -> Any:
-    """Return one entry per record: the prediction, or an error if the record is invalid."""
-    faults = prepared.inputs.faults
-    if not isinstance(prediction, Answers) or not faults:
+    """Return one entry per record: the prediction, an error if the record is invalid, or a list if
+    its inputs are a list."""
+    faults, groups = prepared.inputs.faults, prepared.request.groups
+    if not isinstance(prediction, Answers) or not (faults or groups):
         return prediction
     indices = _valid(prediction, faults)
     entries: dict[int, Any] = dict(zip(indices, prediction, strict=True))
     for index, message in faults.items():
         entries[index] = {"error": {"code": "bad_request", "message": message}}
+    groups = groups or [None] * len(entries)
+    records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
+    rest = iter(range(len(entries)))
     restored = Answers(
-        [entries[index] for index in range(len(entries))],
-        [indices[index] for index in prediction.truncated],
+        [
+            entries[next(rest)] if size is None else [entries[next(rest)] for _ in range(size)]
+            for size in groups
+        ],
+        sorted({records[indices[index]] for index in prediction.truncated}),
     )
-    restored.unfinished = [indices[index] for index in prediction.unfinished]
-    restored.failed = sorted(faults)
+    restored.unfinished = sorted({records[indices[index]] for index in prediction.unfinished})
+    restored.failed = sorted({records[index] for index in faults})
     return restored
 
 
