@@ -209,14 +209,15 @@ def outputs(
 ) -> dict[str, str]:
     """What each program of `QUICK` prints, in one process and on one copy with all of the changes."""
     copy = Copy(tmp_path_factory.mktemp("copy"), preloaded, *QUICK)
-    (copy.folder / "run_all.py").write_text(RUN_ALL)
+    script = copy.folder / "run_all.py"
+    script.write_text(RUN_ALL)
     lines = [f"{label:8}{text}" for text, label in REVIEWS]
     (copy.folder / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
     hosts = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
     job = {"sagemaker_accelerate_enabled": "true"}
     Tree(copy.folder / "ml").configure(job, resourceconfig=hosts)
     programs = json.dumps({title: program for title, (program, _) in QUICK.items()})
-    return dict(map(json.loads, copy.run("run_all.py", programs).splitlines()))
+    return dict(map(json.loads, copy.run(script.name, programs).splitlines()))
 
 
 @pytest.mark.parametrize("title", QUICK)
