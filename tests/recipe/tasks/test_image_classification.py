@@ -52,7 +52,8 @@ def test_a_folder_for_each_class(tmp_path: Path) -> None:
         for name in ("cat", "dog"):
             for number in range(count):
                 write(tmp_path / split / name / f"valid_{number}.JPG", 90)
-    (tmp_path / "train" / "cat" / "notes.txt.md").write_text("x")
+    for name in ("notes.txt.md", "._valid_0.JPG"):
+        (tmp_path / "train" / "cat" / name).write_text("x")
     whole = load({"data": tmp_path})
     assert (len(whole.train), len(whole.evaluation)) == (8, 4)
     assert whole.labels.names == ("cat", "dog")

@@ -64,7 +64,8 @@ def _read(path: Path, header: HeaderHint) -> Part:
     """Return the rows of a table, or the images of a folder, whose name is their class."""
     if not path.is_dir() or (path / "state.json").is_file():
         return formats.read(path, header=header)
-    names = sorted(file.name for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    files = (file.name for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    names = sorted(name for name in files if not name.startswith("."))  # macOS' `._1.jpg`
     table = {
         "file_name": [f"{path.name}/{name}" for name in names],
         LABEL: [path.name] * len(names),
