@@ -30,7 +30,6 @@ SPLITS = {
 }
 """The splits, and the words that name them in channels, folders, files and columns."""
 
-SPLIT_COLUMN = "split"
 SPLIT_COLUMNS = (
     *("split", "splits", "set", "subset", "partition", "dataset", "dataset_split", "data_split"),
     *("data_type", "datatype", "ml_use", "usage", "phase", "fold", "group", "part", "mode"),

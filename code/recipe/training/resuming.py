@@ -114,12 +114,10 @@ class Resumable(Trainer):
             self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
             # Early stopping would count an evaluation before the first step once more.
             self.args.eval_on_start &= self.before.global_step == 0
-            if names := list(self.extra_files()):
+            if self._budget is not None:
                 is_first = self.is_world_process_zero()
-                kept_files = {
-                    name: (checkpoint.path / name).read_bytes() for name in names if is_first
-                }
-                self.restore(everyones(kept_files)[0])
+                spent = (checkpoint.path / _BUDGET).read_bytes() if is_first else b""
+                self._budget.restore(everyones(spent)[0])
         if checkpoint is not None and checkpoint.finished:
             say(
                 f"this job was finished before, at step {self.before.global_step}: nothing is "
@@ -167,16 +165,10 @@ class Resumable(Trainer):
             self.leave()
             raise
 
-    def extra_files(self) -> dict[str, bytes]:
-        """Return additional files for a checkpoint, by name; `restore` receives them."""
-        if self.forecast is None or not self.forecast.has_budget:
-            return {}
-        return {_BUDGET: self.forecast.state()}
-
-    def restore(self, files: Mapping[str, bytes]) -> None:
-        """Restore from what `extra_files` returned. All processes receive the same files."""
-        if self.forecast is not None and _BUDGET in files:
-            self.forecast.restore(files[_BUDGET])
+    @property
+    def _budget(self) -> Forecast | None:
+        """Return the forecast if it ends training by a budget, whose state checkpoints keep."""
+        return self.forecast if self.forecast is not None and self.forecast.has_budget else None
 
     def run_before_steps(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
@@ -302,7 +294,8 @@ class Resumable(Trainer):
                 torch.save(scaler.state_dict(), folder / "scaler.pt")
             self._save_rng_state(temporary)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        files |= self.extra_files()
+        if self._budget is not None:
+            files[_BUDGET] = self._budget.state()
         # The random states of all processes, since hosts need not share a file system.
         random_states = {name: files[name] for name in files if name.startswith("rng_state")}
         for states in everyones(random_states):

@@ -92,11 +92,11 @@ def format_of(path: Path) -> Format:
     return next(file_format for file_format in FORMATS if file_format.is_one(path))
 
 
-def part_from_table(path: Path, name: str, table: pa.Table) -> Part:
-    """Return a table that was read elsewhere as a part, like `read`."""
+def parquet_part(path: Path, table: pa.Table) -> Part:
+    """Return rows of a Parquet file as a part, like `read`."""
     table = usual_types(path, table)
     features = datasets.Features.from_arrow_schema(table.schema)
-    return _flat(Part(path=path, format=name, table=table, class_names=class_names(features)))
+    return _flat(Part(path=path, format="parquet", table=table, class_names=class_names(features)))
 
 
 def is_structured(path: Path, by_names: bool = False) -> bool:

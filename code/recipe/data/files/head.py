@@ -39,7 +39,7 @@ def _part(path: Path, header: HeaderHint) -> Part | None:
     file_format = formats.format_of(path)
     if file_format.name == "Parquet":
         batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)
-        return None if batch is None else formats.part_from_table(path, "parquet", pa.table(batch))
+        return None if batch is None else formats.parquet_part(path, pa.table(batch))
     if path.is_dir() or file_format.name == "Arrow":
         return formats.read(path, header=header)
     is_plain = file_format.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
