@@ -251,8 +251,8 @@ def check_reviewed(part: Part, settings: DataSettings) -> None:
     answers = {*(part.distinct(_ANSWER, len(_ANSWERS) + 1) or ())} - {None}
     if answers and answers <= _ANSWERS:
         raise DataError(
-            f"{part.path} is an export of Prodigy, with rows that were not accepted.",
-            "Keep the others, by: jq -c 'select(.answer == \"accept\") | del(.answer, .tokens)' "
+            f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
+            "Keep accepted rows, by: jq -c 'select(.answer == \"accept\") | del(.answer, .tokens)' "
             f"{part.path.name} > train.jsonl. Or give label_column=answer missing_labels=ignore to "
             "learn the answers.",
         )

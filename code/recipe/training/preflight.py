@@ -208,7 +208,8 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
     total = sum(parts.values())
     detail = f"{memory.size(total)} for each process ({shown}) and its batches; {name}"
     if total <= there:
-        return Finding(level=OK, what="memory", detail=f"{detail}; --steps 4 measures all of it")
+        measured = "" if given.load_in_4bit else "; --steps 4 measures all of it"
+        return Finding(level=OK, what="memory", detail=f"{detail}{measured}")
     remedies = ["an instance with more memory"]
     if plan.device.processes > 1 and not plan.is_sharded:
         remedies.insert(0, "fsdp=full_shard")

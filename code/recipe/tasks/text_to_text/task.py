@@ -96,7 +96,7 @@ class Written:
         texts = [self.texts[index] for index in chosen]
         rows = zip(examples[SOURCE], texts, examples[TARGET], strict=True)
         section = Section(
-            title="Generated text, evaluation data",
+            title=f"Generated text, {self.split} data",
             note=f"The scores are of {count} of {len(self.pairs)} rows.",
             columns=("source", "the model", "the data"),
             rows=[*rows],
