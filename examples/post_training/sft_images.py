@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model(os.environ["SM_MODEL_DIR"])
+    if trainer.is_world_process_zero():
+        code = Path(os.environ["SM_MODEL_DIR"]) / "code"
+        code.mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("images_inference.py"), code / "inference.py")
 
 
 if __name__ == "__main__":

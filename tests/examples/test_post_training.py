@@ -84,7 +84,10 @@ CASES = {
     "distillation": Case([{"prompt": f"red cat {number}:"} for number in range(8)], PROMPT, SHORT),
     "sft_images": Case(
         [{"images": [f"{number}.png"], "messages": CONVERSATION} for number in range(8)],
-        {"images": TEXT, "text": "<image> who was", "max_new_tokens": 4},
+        {
+            "inputs": {"image": TEXT, "text": "<image> who was"},
+            "parameters": {"max_new_tokens": 4},
+        },
     ),
     "sparse": Case(
         PAIRS, {"inputs": "who was good"}, {"kind": "sparse", **SLOW}, ENCODERS, answer="'index'",

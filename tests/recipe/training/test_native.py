@@ -215,7 +215,7 @@ from recipe.plan import detection, trainer_arguments
 given = arguments.parse(["--compile"])
 chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
 there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
-shared = distribution.choose(None, True, None, chosen, {{}})
+shared = distribution.choose({{}}, True, chosen)
 made = trainer_arguments.make(given, there, chosen, shared)
 print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
 """
