@@ -32,8 +32,8 @@ _RAREST_SHARE = 0.01
 class LabelLosses(Objective):
     """Base of objectives of labels or numbers; the loss is the mean over samples."""
 
-    def __init__(self, thresholds: Floats | None = None) -> None:
-        self.thresholds = thresholds
+    def __init__(self) -> None:
+        self.thresholds: Floats | None = None
         """Probability [classes] from which each of several labels is predicted; None: 0.5."""
         self.last: tuple[Floats, Floats] | None = None
         """Outputs and labels of the last evaluation."""
