@@ -57,11 +57,18 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
         name = TRANSLATIONS
     known = [*SERVED, *pipelines.TASKS]
     if name in pipelines.names() and name not in known:
-        raise ModelError(
-            f"The task {name} of {origin.location} is not served without code.",
+        remedy = (
             "Write a code/inference.py with `def model_fn(model_dir): return "
-            f'transformers.pipeline("{name}", model=model_dir)`.',
+            f'transformers.pipeline("{name}", model=model_dir)`.'
         )
+        if "audio" in name or "speech" in name:
+            remedy += (
+                " It decodes sounds by ffmpeg. Without that, read WAV of 16 bits by `def "
+                "input_fn(body, kind): rate, raw = scipy.io.wavfile.read(io.BytesIO(body)); return "
+                '{"inputs": {"raw": raw / 32768, "sampling_rate": rate}}`.'
+            )
+        what = f"The task {name} of {origin.location} is not served without code."
+        raise ModelError(what, remedy)
     if name not in known:
         raise ValueError(
             f"HF_TASK is {name!r}. Give {', '.join(known)}. {did_you_mean(name, known)}"

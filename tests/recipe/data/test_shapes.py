@@ -679,6 +679,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "? task=token-classification > token-classification tokens=[\"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"person\", \"O\", \"O\", \"place\"]"),
     files("pandas' split rows", "masked", lambda: {'train.json': json.dumps({'columns': ['text', 'label'], 'index': [*range(24)], 'data': [[s(), n % 2] for n in range(24)]})},
           "! not a list of rows"),
+    files("a list of rows beside columns", "masked", lambda: {'rows.json': json.dumps({'train': [{'text': s(), 'label': n % 2} for n in range(24)], 'test': {'text': [s()], 'label': [1]}})},
+          "! not a list of rows"),
     files("lists of rows in a document", "masked", lambda: {'rows.json': json.dumps({name: [[s(), o('a', 'b')] for _ in range(count)] for name, count in (('train', 24), ('test', 8))})},
           "! not a list of rows"),
     files("tables whose names hold prediction", "masked", lambda: {f'storm_prediction_{split}.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)) for split in ('train', 'test')},

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.data.column_names import TEXT
+from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError
@@ -71,7 +71,10 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     if any(key in _OF_ROWS for key in lists) or (is_line and not {*_OF_FILES} & lists.keys()):
         return [document]
     if len(lists) == 1:
-        return next(iter(lists.values()))
+        (key,) = lists
+        others = (name for name, value in document.items() if name != key and value)
+        if split_of(key) in (None, "train") and not any(map(split_of, others)):
+            return lists[key]
     if not is_line and (
         lists or all(isinstance(value, (list, dict)) for value in document.values())
     ):
