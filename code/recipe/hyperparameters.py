@@ -129,9 +129,8 @@ class Hyperparameters(DataSettings, ModelSettings):
         for name, known in CHOICES.items():
             value = values.get(name)
             if value is not None and value not in known:
-                remedy = f"Give {' or '.join(known)}."
-                if name == "task" and value in ("preference", "dpo"):
-                    remedy = PREFERENCES
+                is_of_trl = name == "task" and value in ("preference", "dpo")
+                remedy = PREFERENCES if is_of_trl else f"Give {' or '.join(known)}."
                 yield f"Hyperparameter {name} has value {value!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.

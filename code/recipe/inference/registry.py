@@ -130,18 +130,6 @@ def task_of(origin: Origin) -> str:
 
 def task_of_class(name: str) -> str | None:
     """Return the task of a class of transformers; None if no task uses it."""
-    for task, architectures in _candidates():
-        if any(name == model for auto in architectures for _, model in _classes(auto)):
-            return task
-    headless = [kind for kind, model in _classes("AutoModel") if model == name]
-    if not headless:
-        return None
-    reads_texts = any(kind in TOKENIZER_MAPPING_NAMES for kind in headless)
-    return FEATURES if reads_texts else "image-feature-extraction"
-
-
-def _candidates() -> list[tuple[str, set[str]]]:
-    """Return each task and the Auto classes of its models, in the order of preference."""
     # Tasks of images, audio and tables come first, since some of their classes are also in the
     # mappings of texts.
     media = [
@@ -149,7 +137,15 @@ def _candidates() -> list[tuple[str, set[str]]]:
         for task in pipelines.names()
         if task not in SERVED and task not in _VAGUE
     ]
-    return media + [(task, set(entry.architectures)) for task, entry in SERVED.items()]
+    texts = [(task, set(entry.architectures)) for task, entry in SERVED.items()]
+    for task, architectures in media + texts:
+        if any(name == model for auto in architectures for _, model in _classes(auto)):
+            return task
+    headless = [kind for kind, model in _classes("AutoModel") if model == name]
+    if not headless:
+        return None
+    reads_texts = any(kind in TOKENIZER_MAPPING_NAMES for kind in headless)
+    return FEATURES if reads_texts else "image-feature-extraction"
 
 
 def _classes(architecture: str) -> list[tuple[str, str]]:

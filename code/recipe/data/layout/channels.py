@@ -106,14 +106,15 @@ def find(
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet, or with a folder of images for each class.",
         )
-    for path in itertools.chain.from_iterable(files.values()):
+    every = list(itertools.chain.from_iterable(files.values()))
+    for path in every:
         _check_partitions(path)
     return ChannelLayout(
         files=files,
         notes=notes,
         unclear=frozenset(
             path
-            for path in itertools.chain.from_iterable(files.values())
+            for path in every
             if len(splits_in(path.name)) > 1 and not (images and path.is_dir())
         ),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),

@@ -183,7 +183,13 @@ def resolve(
     elif not defined - _COMPANIONS:
         if user is not None:
             LOG.info("%s defines no handler: the image's own handlers serve.", file)
-        return _image_handlers(image_code, functions)
+        module = modules.load_image(image_code, "inference")
+        image = {
+            name: Handler.from_function(str(module.__file__), name, getattr(module, name))
+            for name in _SIGNATURES
+            if hasattr(module, name)
+        }
+        return Handlers(functions=image | functions)
     names = ", ".join(name for name in _SIGNATURES if name in defined)
     LOG.info("%s defines %s.", file, names or ENDPOINT_HANDLER)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
@@ -290,14 +296,3 @@ def _check_code(
             f"Define model_fn, input_fn, predict_fn, output_fn or a class {ENDPOINT_HANDLER}; or "
             "remove the file to use the image's own handlers.",
         )
-
-
-def _image_handlers(image_code: Path, companions: Mapping[str, Handler]) -> Handlers:
-    """Return the image's handlers."""
-    module = modules.load_image(image_code, "inference")
-    functions = {
-        name: Handler.from_function(str(module.__file__), name, getattr(module, name))
-        for name in _SIGNATURES
-        if hasattr(module, name)
-    }
-    return Handlers(functions={**functions, **companions})
