@@ -47,9 +47,7 @@ def training_channels(channels: Mapping[str, Path], trains: bool) -> Mapping[str
 
 
 def find(
-    channels: Mapping[str, Path],
-    sharded: frozenset[str] = frozenset(),
-    images: bool = False,
+    channels: Mapping[str, Path], sharded: frozenset[str] = frozenset(), images: bool = False
 ) -> ChannelLayout:
     """Return which files are for training and which for evaluation.
 
@@ -106,17 +104,15 @@ def find(
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet, or with a folder of images for each class.",
         )
-    every = list(itertools.chain.from_iterable(files.values()))
-    for path in every:
+    unclear: set[Path] = set()
+    for path in itertools.chain.from_iterable(files.values()):
         _check_partitions(path)
+        if len(splits_in(path.name)) > 1 and not (images and path.is_dir()):
+            unclear.add(path)
     return ChannelLayout(
         files=files,
         notes=notes,
-        unclear=frozenset(
-            path
-            for path in every
-            if len(splits_in(path.name)) > 1 and not (images and path.is_dir())
-        ),
+        unclear=frozenset(unclear),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
 
