@@ -91,6 +91,13 @@ def test_answers_are_those_of_the_last_pipeline(tmp_path: Path) -> None:
         reader.save_pretrained(folder)
         return folder
 
+    def without_impossible(answer: Any) -> Any:
+        """Leave out what the pipeline answers with probability 0: the token for no answer, unasked."""
+        if not isinstance(answer, list) or not all(isinstance(entry, dict) for entry in answer):
+            return answer
+        kept = [entry for entry in answer if entry["score"] > 0]
+        return kept[0] if len(kept) == 1 else kept
+
     here = Path(__file__).parent
     python = here.parents[1] / "build" / "versions" / "4.57" / "bin" / "python"
     folders = [
@@ -108,7 +115,8 @@ def test_answers_are_those_of_the_last_pipeline(tmp_path: Path) -> None:
         served = Handlers(folder, HF_TASK="question-answering")
         # Alone, and merged with all others.
         merged = served.ask_all(bodies)
-        for body, answer, expected in zip(bodies, merged, theirs, strict=True):
+        for body, answer, theirs_answer in zip(bodies, merged, theirs, strict=True):
+            expected = without_impossible(theirs_answer)
             assert_close(answer, expected, 2e-5, f"{folder.name}: {body}")
             if len(str(body)) < 400:
                 assert_close(served.ask(body), expected, 2e-5, f"{folder.name}, alone: {body}")
