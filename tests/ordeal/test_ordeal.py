@@ -14,8 +14,8 @@ from ordeal.common import CAMPAIGNS, Trial
 from ordeal import licences
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = ("disk", "kill", "drain", "soak", "load")
-"""Half a minute and more, even in short."""
+LONG = ("disk", "kill", "drain", "soak", "load", "ranks")
+"""Half a minute and more, even in short. A lost rank is also in tests/contract and test_hosts.py."""
 QUICK = tuple(name for name in CAMPAIGNS if name not in LONG)
 
 

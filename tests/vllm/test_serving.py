@@ -413,15 +413,3 @@ def test_streams_are_whole_after_sigterm(server: Running) -> None:
     # A zombie's command line is empty.
     lines = [Path(f"/proc/{pid}/cmdline") for pid in processes]
     assert [line.read_text() for line in lines if line.exists() and line.read_text()] == []
-
-
-def test_a_wrong_setting_ends_the_start_with_vllms_reason(
-    serve: Serve, model: Path, tmp_path: Path
-) -> None:
-    """And not with a traceback."""
-    (tmp_path / "model").symlink_to(model / "model")
-    wrong = serve(tmp_path, SM_VLLM_MAX_MODEL_LEN="5000")
-    assert wrong.process.wait(START_SECONDS) == 2
-    (line,) = [row for row in wrong.log.splitlines() if "cannot be served by vLLM" in row]
-    assert "max_model_len" in line
-    assert "5000" in line

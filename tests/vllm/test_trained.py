@@ -79,3 +79,15 @@ def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
     text = reply.json()["choices"][0]["text"]
     # Rounding may decide otherwise somewhere, not at once.
     assert text[:2] == greedy(base, "blue cat:", 2)
+
+
+def test_a_wrong_setting_ends_the_start_with_vllms_reason(
+    serve: Serve, model: Path, tmp_path: Path
+) -> None:
+    """And not with a traceback."""
+    (tmp_path / "model").symlink_to(model / "model")
+    wrong = serve(tmp_path, SM_VLLM_MAX_MODEL_LEN="5000")
+    assert wrong.process.wait(START_SECONDS) == 2
+    (line,) = [row for row in wrong.log.splitlines() if "cannot be served by vLLM" in row]
+    assert "max_model_len" in line
+    assert "5000" in line

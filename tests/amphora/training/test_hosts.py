@@ -247,9 +247,14 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.heavy)]
+    ("victim", "number"),
+    [
+        ("algo-1", signal.SIGKILL),
+        ("algo-2", signal.SIGKILL),
+        pytest.param("algo-1", signal.SIGSTOP, marks=[pytest.mark.heavy, pytest.mark.long]),
+        pytest.param("algo-2", signal.SIGSTOP, marks=pytest.mark.heavy),
+    ],
 )
-@pytest.mark.parametrize("victim", list(HOSTS))
 def test_a_lost_host_ends_the_job(cluster: Cluster, victim: str, number: int) -> None:
     cluster.configure(
         "import os, pathlib, time\n"
