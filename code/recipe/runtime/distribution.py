@@ -32,7 +32,8 @@ class Distribution:
 
 def choose(passed: Mapping[str, Any], is_compiled: bool, chosen: Device) -> Distribution:
     """Choose the arguments for the user's `fsdp`, among those `passed` to the Trainer, and
-    `compile`. Raise HyperparameterError if the device does not support both together."""
+    `compile`. Raise HyperparameterError if the device does not support both together, or if another
+    version of FSDP is requested."""
     kind = kind_of(chosen.kind)
     arguments: dict[str, Any] = {}
     notes: list[str] = []
@@ -45,7 +46,13 @@ def choose(passed: Mapping[str, Any], is_compiled: bool, chosen: Device) -> Dist
     elif passed.get("fsdp"):
         config = passed.get("fsdp_config") or {}
         if isinstance(config, Mapping):  # else a file
-            arguments["fsdp_config"] = {"version": 2, **config}
+            if config.get("version", 2) != 2:
+                raise HyperparameterError(
+                    f"Hyperparameter fsdp_config has version {config['version']!r}, but weights "
+                    "are sharded by FSDP2.",
+                    "Leave version out.",
+                )
+            arguments["fsdp_config"] = {**config, "version": 2}
         notes.append(
             f"weights, gradients and optimizer are sharded over {chosen.processes} processes "
             "(FSDP2)"

@@ -48,6 +48,12 @@ def test_sharding_is_by_fsdp2(argv: tuple[str, str]) -> None:
         assert alone.arguments == {"fsdp": False} and "fsdp has no effect" in alone.notes[0]
 
 
+def test_another_version_of_fsdp_is_refused() -> None:
+    """The log would name FSDP2, and accelerate would shard by FSDP1."""
+    with pytest.raises(HyperparameterError, match="fsdp_config has version 1, but"):
+        choose(device(2), "--fsdp", "True", "--fsdp_config", '{"version": 1}')
+
+
 @pytest.mark.parametrize(
     "argv", [("--mp_parameters", ""), ("--mp_parameters", "{}"), ("--fsdp", "false")]
 )
