@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.data_files import DataFilesDict, get_data_patterns
 
 from recipe import paths
 from recipe.data import classification, held_out, labels
 from recipe.data.classification import Splits
 from recipe.data.files import head
-from recipe.data.files.formats import read
+from recipe.data.files.formats import FORMATS, read
 from recipe.data.layout import channels as layout
 from recipe.data.layout import model_channel
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
+from tests.support.paths import ROOT
 from tests.support.refusals import refused
 
 ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
@@ -42,6 +44,24 @@ def texts_and_names(splits: Splits, which: str = "train") -> list[tuple[str, str
     split = getattr(splits, which)
     names = [splits.labels.names[number] for number in split["label"]]
     return list(zip(split["text"], names, strict=True))
+
+
+def lines(template: str, header: str = "", count: int = 12) -> str:
+    """Numbered lines; `{c}` is 0 or 1, `{d}` 1 or 2, `{k}` pos or neg, `{n}` the number."""
+    rows = [
+        template.format(n=n, c=n % 2, d=1 + n % 2, k=("pos", "neg")[n % 2]) for n in range(count)
+    ]
+    return "\n".join([header] * bool(header) + rows) + "\n"
+
+
+def jsonl(rows: Iterable[Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
 
 
 def delimited(rows: Rows, delimiter: str, header: str = "text,label") -> str:
@@ -75,7 +95,7 @@ RARE = {
 
 
 @pytest.mark.parametrize("kind", RARE)
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
 def test_rare_types_of_arrow_are_read(tmp_path: Path, name: str, kind: str) -> None:
     arrow_type, spell = RARE[kind]
     table = arrow_table(ROWS)
@@ -85,11 +105,9 @@ def test_rare_types_of_arrow_are_read(tmp_path: Path, name: str, kind: str) -> N
     if name == "a.parquet":
         pq.write_table(table, tmp_path / name)
     else:
-        with (
-            pa.OSFile(str(tmp_path / name), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as f,
-        ):
-            f.write_table(table)
+        new = pa.ipc.new_file if name == "a.arrow" else pa.ipc.new_stream
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, new(sink, table.schema) as writer:
+            writer.write_table(table)
     assert sorted(texts_and_names(load({"train": tmp_path, "test": tmp_path}))) == sorted(ROWS)
     head_rows = head.read(tmp_path / name)
     assert head_rows is not None and head_rows.table["text"][0].as_py() == ROWS[0][0]
@@ -190,8 +208,10 @@ def test_evaluation_channels(tmp_path: Path, name: str) -> None:
 def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
     for name in (".hidden", "_SUCCESS", "x.manifest", "README.md", "a.csv.metadata", "a.csv.bak",
-                 "a.csv~", "Thumbs.db"):  # fmt: skip
+                 "a.csv~", "Thumbs.db", "LICENSE", ".gitattributes", "notes.pdf", "manifest", "part.crc",
+                 "requirements.txt"):  # fmt: skip
         (tmp_path / name).write_text("not data")
+    (tmp_path / "sample_submission.csv").write_text("id,label\n1,pos\n2,neg\n")
     (tmp_path / "empty.csv").touch()
     splits = load({"train": tmp_path})
     assert len(splits.train) + len(splits.evaluation) == 30
@@ -224,6 +244,7 @@ def test_a_small_hold_out_has_a_row_and_leaves_every_class() -> None:
 
 
 GOOD = delimited(ROWS, ",")
+NUMBERS = "text,label\n" + "a,1\nb,2\n" * 9
 
 
 def test_rows_without_a_text_are_counted(tmp_path: Path) -> None:
@@ -267,6 +288,17 @@ def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path)
         ["'words'", "'more'", "text_column=words label_column=more"],
     ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
+    (GOOD.replace("neg", "neg;pos"), {}, ["'neg;pos'", "label_separator=';'"]),
+    (GOOD, {"class_names": "neg,pos"}, ["class_names", "have names already"]),
+    (NUMBERS, {"class_names": "a,neg,pos"}, ["class_names has 3 names", "1, 2"]),
+    (NUMBERS + "c,-1\nd,0\n", {"class_names": "neg,pos"}, ["-1, 0, 1", "missing_labels=-1"]),
+    ("text,label\n" + "2020-01-01,a\n2020-01-02,b\n" * 9, {}, ["'text'", "dates"]),
+    ("text,label\n" + "a,2020-01-01\nb,2020-01-02\n" * 9, {}, ["'label'", "dates"]),
+    ("word,tag\n" + "a,O\nb,B-PER\n" * 9, {}, ["known by name as the text and the label", "'tag'"]),
+    ("text,labels\n" + "Ada sits,B-PER O\nshe sits,O O\n" * 9, {}, ["token classification", "'B-PER O'"]),
+    ("image_id,label\n" + "0.jpg,0\n1.jpg,1\n" * 9, {}, ["text_column=image_id", "0.jpg"]),
+    ("text,label\n" + "b'a text',0\nb'b text',1\n" * 9, {}, ["repr of bytes", "b'a text'"]),
+    ("text;label\n" + "a;0,5\nb;1,5\n" * 9, {}, ["points", "'0,5'"]),
 ])  # fmt: skip
 def test_broken_delimited_data_is_named(
     tmp_path: Path, content: str | bytes, hyperparameters: dict[str, str], words: list[str]
@@ -312,6 +344,13 @@ def test_broken_delimited_data_is_named(
             gzip.compress(gzip.compress(b"text,label\na,b\n", mtime=0), mtime=0),
             ["packed by gzip twice"],
         ),
+        (
+            "a.jsonl",
+            b'{"text": "a", "label": 1}\n{"text": {"b": "c"}, "label": 0}\n',
+            ["a.jsonl line 2", "'text'"],
+        ),
+        ("a.jsonl", b'{"text": ["a", "b"], "label": 1}\n', ["'text'", "holds lists"]),
+        ("train.csv.zip", b"PK\x03\x04", ["is packed"]),
         ("a.dat", b"\x05\0\0\0\x08\0text\xff", ["a binary file of a format that is not known"]),
     ],
 )
@@ -543,9 +582,7 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
 def test_the_lines_that_convert_files_work(
     tmp_path: Path, content: dict[str, str], expected: list[Any]
 ) -> None:
-    for name, text in content.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, content)
     channel = tmp_path / next(iter(content)).partition("/")[0]
     with pytest.raises(DataError) as caught:
         load({"train": channel})
@@ -556,3 +593,216 @@ def test_the_lines_that_convert_files_work(
     subprocess.run(["bash", "-c", line], cwd=folder, check=True, env={**os.environ, "PATH": path})
     rows = [json.loads(row) for row in (folder / "train.jsonl").read_text().splitlines()]
     assert sorted(rows, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize(("files", "words", "is_alike"), [
+    # The split of the rows of each file; words of a refusal; whether the datasets library agrees.
+    ({"train/a": "train", "test/b": "test"}, [], None),
+    ({"train/a": "train", "validation/b": "validation", "test/c": "test"}, [], None),
+    ({"reviews/a": "train"}, [], True),
+    ({"train/train-00000-of-00002": "train", "train/train-00001-of-00002": "train",
+      "train/test-00000-of-00001": "test"}, [], True),
+    ({"train/default/train/0000": "train", "train/default/test/0000": "test"}, [], True),
+    ({"train/plain_text/train-00000-of-00001": "train", "train/plain_text/test-00000-of-00001": "test",
+      "train/plain_text/unsupervised-00000-of-00001": ""}, [], True),
+    ({"train/v1/data/train-00000-of-00001": "train", "train/v1/data/test-00000-of-00001": "test"}, [], True),
+    ({"train/sst2_train": "train", "train/sst2_dev": "validation"}, [], True),
+    ({"train/train": "train", "train/test": "test", "train/everything": ""}, [], True),
+    ({"train/train": "train", "train/dev_matched": "validation", "train/test_matched": "test"}, [], True),
+    ({"train/train/a": "train", "train/train/dev": "validation"}, [], False),
+    ({"train/train": "train", "train/test": "", "test/train": "", "test/test": "test"}, [], None),
+    ({"train/a": "train", "validation/test": "validation"}, [], None),
+    ({"train/reviews": "train", "train/test": "test"}, ["may be of any split"], False),
+    ({"train/reviews/part-0": "train", "train/test/part-0": "test"}, ["may be of any split"], False),
+    ({"train/test": "test"}, ["mention test data", "Name the training"], False),
+    ({"train/train_test": "train"}, ["several splits", "Rename"], False),
+    ({"train/a/train": "train", "train/test/train": "test"}, ["'test'", "Rename"], False),
+    ({"train/mrpc/train-0": "train", "train/cola/train-0": ""}, ["cola, mrpc", "S3 prefix"], False),
+    ({"train/default/train": "train", "train/other/train": "", "train/default/test": "test"},
+     ["default, other"], False),
+    ({"train/split=train/label=neg/part-0": "train"}, ["label=neg", "Write 'neg' into a column 'label'"], None),
+    *(({f"data/{shape.format('train')}": "train", f"data/{shape.format(word)}": split}, [], is_alike)
+      for split, word, shape, is_alike in [
+        ("validation", "validation", "{}", True), ("validation", "valid", "my_{}", True),
+        ("validation", "val", "{}-00000-of-00001", True), ("validation", "eval", "imdb.{}.v2", False),
+        ("validation", "evaluation", "data/{}", False), ("validation", "dev", "{}/part-0", True),
+        ("validation", "devset", "x/{}/y", False), ("test", "test", "{}", True),
+        ("test", "testing", "my_{}", True), ("test", "holdout", "{}-00000-of-00001", False),
+        ("test", "held-out", "imdb.{}.v2", False), ("test", "testset", "data/{}", False),
+    ]),
+])  # fmt: skip
+def test_rows_are_in_the_split_that_their_files_are_named_for(
+    tmp_path: Path, files: dict[str, str], words: list[str], is_alike: bool | None
+) -> None:
+    expected: dict[str, set[str]] = {"train": set(), "validation": set(), "test": set(), "": set()}
+    for path, split in files.items():
+        texts = [f"{path} row {n}" for n in range(12)]
+        expected[split] |= set(texts)
+        write(
+            tmp_path,
+            {
+                f"{path}.jsonl": jsonl(
+                    {"text": t, "label": "ab"[n % 2]} for n, t in enumerate(texts)
+                )
+            },
+        )
+    channels = {path.partition("/")[0]: tmp_path / path.partition("/")[0] for path in files}
+    if is_alike is not None:
+        (root,) = (str(path) for path in channels.values())
+        theirs = DataFilesDict.from_patterns(get_data_patterns(root), base_path=root)
+        library = {str(split): {Path(file) for file in paths} for split, paths in theirs.items()}
+        ours = {} if words else layout.find({Path(root).name: Path(root)}).files
+        assert ({split: set(paths) for split, paths in ours.items()} == library) == is_alike
+    if words:
+        with refused(DataError, *words):
+            load(channels)
+        return
+    splits = load(channels)
+    held_out = expected["validation"] or expected["test"]
+    train, evaluation = set(splits.train["text"]), set(splits.evaluation["text"])
+    assert evaluation == held_out if held_out else train | evaluation == expected["train"]
+    assert train == expected["train"] - (set() if held_out else evaluation)
+    last = expected["test"] if expected["validation"] else set()
+    assert set(splits.test["text"] if splits.test else []) == last
+
+
+@pytest.mark.parametrize(("files", "config", "words"), [
+    ("x/train-0 x/test-0", "default x/train-* x/test-*", []),
+    ("x/test-0 x/train-0", "default x/test-* x/train-*",
+     ["README.md calls", "test-0", "train data", "test data"]),
+    ("en de", "en en*, de de*", ["configurations de, en", "called train"]),
+])  # fmt: skip
+def test_the_card_of_a_data_set_names_its_splits(
+    tmp_path: Path, files: str, config: str, words: list[str]
+) -> None:
+    card = "---\nconfigs:\n"
+    for name, *patterns in map(str.split, config.split(",")):
+        card += f"- config_name: {name}\n  data_files:\n"
+        for split, pattern in zip(("train", "test"), patterns, strict=False):
+            card += f"  - split: {split}\n    path: {pattern}\n"
+    rows = {
+        f"{name}.jsonl": jsonl({"text": f"{name} {n}", "label": n % 2} for n in range(8))
+        for name in files.split()
+    }
+    write(tmp_path, {**rows, "README.md": card + "---\n"})
+    if words:
+        with refused(DataError, *words):
+            load({"train": tmp_path})
+    else:
+        assert {text.split()[0] for text in load({"train": tmp_path}).evaluation["text"]} == {
+            "x/test-0"
+        }
+
+
+@pytest.mark.parametrize(("name", "column"), [
+    ("train", "split"), ("all", "ml_use"), ("train_test", "partition"), ("all", "belongs_to"),
+])  # fmt: skip
+def test_a_column_names_the_split_of_each_row(tmp_path: Path, name: str, column: str) -> None:
+    kinds = ["train", "TRAIN", "train", "test"]
+    rows = [{"text": f"text {n}", "label": n // 4 % 2, column: kinds[n % 4]} for n in range(32)]
+    write(tmp_path, {f"{name}.jsonl": jsonl(rows)})
+    if column == "belongs_to":
+        with refused(DataError, "belongs_to", "a column called split"):
+            load({"train": tmp_path})
+        return
+    splits = load({"train": tmp_path})
+    assert sorted(splits.evaluation["text"]) == sorted(f"text {n}" for n in range(3, 32, 4))
+    assert len(splits.train) == 24
+
+
+@pytest.mark.parametrize(("files", "hyperparameters", "rows", "classes", "notes"), [
+    # files, hyperparameters, (train, evaluation) rows, classes, words of the notes
+    ({"SST-2/train.tsv": lines("it 's number {n}\t{c}", "sentence\tlabel"),
+      "SST-2/dev.tsv": lines("it is number {n}\t{c}", "sentence\tlabel", 6),
+      "SST-2/test.tsv": lines("{n}\twas number {n}", "index\tsentence"),
+      "SST-2/original/datasetSentences.txt": "sentence_index\tsentence\n1\tA sentence .\n"},
+     {}, (12, 6), ["0", "1"], ["test.tsv has no value in 'label'", "datasetSentences.txt"]),
+    ({"CoLA/train.tsv": lines("gj04\t{c}\t\tSentence number {n} , it goes .", count=40),
+      "CoLA/dev.tsv": lines("gj04\t{c}\t\tAnother one {n} is held .", count=8),
+      "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", "index\tsentence")},
+     {"text_column": "column_3", "label_column": "column_1"},
+     (40, 8), ["0", "1"], ["test.tsv has no value in 'column_1'"]),
+    ({"train.csv": lines("{n},comment {n} here,{c},1,0", "id,comment_text,toxic,obscene,threat")
+                   + lines("{n},comment y{n} here,1,0,1"),
+      "test.csv": lines("{n},comment {n} there", "id,comment_text"),
+      "test_labels.csv": lines("{n},-1,-1,-1", "id,toxic,obscene,threat"),
+      "sample_submission.csv": lines("{n},0.5,0.5,0.5", "id,toxic,obscene,threat")},
+     {"label_column": "toxic,obscene,threat"}, (22, 2), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
+    ({"spam.csv": lines("{k},Go until {n} point,,,", "v1,v2,,,")}, {"text_column": "v2", "label_column": "v1"},
+     (11, 1), ["neg", "pos"], ["text 'v2', label 'v1'"]),
+    ({"a.csv": lines("{n},some text {n},{k}", ",text,label")}, {}, (11, 1), ["neg", "pos"], []),
+    ({"a.csv": lines("text {n},{c}", "text,stars"), "classes.txt": "1 star\n2 stars\n",
+      "categories.json": '{"a": {"b": ["c"]}}'}, {}, (11, 1), ["0", "1"], ["categories.json, classes.txt"]),
+    ({"train.csv": lines('"{d}","Title {n} of it","The text {n} said, at length"'),
+      "test.csv": lines('"{d}","Title t{n} of it","The text t{n} said"', count=4), "classes.txt": "World\nSports\n"},
+     {"text_column": "column_1,column_2", "label_column": "column_0", "class_names": "World,Sports"},
+     (12, 4), ["World", "Sports"], ["classes.txt"]),
+    ({"a.jsonl": jsonl({"review": {"body": f"text {n}"}, "label": n % 2 + 1} for n in range(12))},
+     {"text_column": "review.body", "class_names": '["neg", "pos"]'}, (11, 1), ["neg", "pos"], []),
+])  # fmt: skip
+def test_a_public_layout_is_read(
+    tmp_path: Path, files: dict[str, str], hyperparameters: dict[str, Any], rows: tuple[int, int],
+    classes: list[str], notes: list[str],
+) -> None:  # fmt: skip
+    write(tmp_path, files)
+    splits = load({"train": tmp_path}, **hyperparameters)
+    assert (len(splits.train), len(splits.evaluation), splits.test) == (*rows, None), splits.notes
+    assert list(splits.labels.names) == classes, splits.notes
+    for word in notes:
+        assert word in "\n".join(splits.notes)
+
+
+@pytest.mark.parametrize(("files", "words"), [
+    ({"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\nWell\t0,1\tidy\n"},
+     ["'column_1' ('0')", "label_column="]),
+    ({"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
+      "eng.testa": "CRICKET NNP B-NP O\nKent NNP B-NP B-ORG\n"}, ["token classification", "eng.train"]),
+    ({"rt-polarity.pos": lines("a film number {n} that works"),
+      "rt-polarity.neg": lines("a film number {n} that fails")}, ["rt-polarity.pos", "a text and a label"]),
+    ({"train_text.txt": lines("tweet {n} at @user"), "train_labels.txt": lines("{c}")},
+     ["train_text.txt", "train_labels.txt"]),
+    ({"20news/alt.atheism/4996": "Subject: it\n\nText\n", "20news/sci.med/4997": "Subject: it\n\nText\n"},
+     ["is a plain text"]),
+    ({"a.jsonl": '{"text": "a"\n', "b.csv": 'text,label\n"a,b\n', "c.csv": "x\n"},
+     ["3 problems", "a.jsonl line 1", "b.csv", "c.csv"]),
+])  # fmt: skip
+def test_a_public_layout_is_refused(
+    tmp_path: Path, files: dict[str, str], words: list[str]
+) -> None:
+    write(tmp_path, files)
+    with refused(DataError, *words):
+        load({"train": tmp_path})
+
+
+def test_the_table_of_formats_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "DATA.md").read_text()
+    for row in FORMATS:
+        assert f"| {row.name} | {row.suffixes} | {row.what} |" in text
+
+
+def test_hidden_labels_are_not_evaluated_and_rows_without_one_are_left_out(tmp_path: Path) -> None:
+    names = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    string = datasets.Value("string")
+    features = datasets.Features({"premise": string, "hypothesis": string, "label": names})
+    labels = {"train": [0, 1, 2, -1] * 10, "validation": [2, 1, 0], "test": [-1] * 9}
+    whole = {}
+    for split, values in labels.items():
+        texts = {
+            name: [f"{name} {n}" for n in range(len(values))] for name in ("premise", "hypothesis")
+        }
+        whole[split] = datasets.Dataset.from_dict({**texts, "label": values}, features=features)
+    datasets.DatasetDict(whole).save_to_disk(str(tmp_path / "snli"))
+    splits = load({"train": tmp_path / "snli"})
+    assert (len(splits.train), len(splits.evaluation), splits.test) == (30, 3, None)
+    assert set(splits.train["label"]) == {0, 1, 2}
+    assert splits.train["text"][2:4] == ["premise 2", "premise 4"]
+    assert "10 rows of" in "\n".join(splits.notes)
+    assert "test has no value in 'label'" in "\n".join(splits.notes)
+    header = "sentence1\tsentence2\tgold_label"
+    rows = [f"first {n}\tsecond {n}\t{'ab-c'[n % 4]}" for n in range(40)]
+    write(tmp_path / "tsv", {"train.tsv": "\n".join([header, *rows]),
+                             "test.tsv": lines("first {n}\tsecond {n}\t-1", header)})  # fmt: skip
+    splits = load({"train": tmp_path / "tsv"})
+    assert splits.labels.names == ("a", "b", "c")
+    assert len(splits.train) + len(splits.evaluation) == 30
+    assert any("test.tsv has no value in" in line for line in splits.notes)
