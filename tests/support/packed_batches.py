@@ -72,12 +72,12 @@ def assert_same_losses(
         torch.testing.assert_close(received[name], gradient, rtol=1e-4, atol=tolerance, msg=name)
 
 
-def make(kind: str, **options: Any) -> PreTrainedModel:
+def make(kind: str, head: str = "ForSequenceClassification", **options: Any) -> PreTrainedModel:
     """A small random model whose weights are far from 0, so that a leak would be seen."""
     name, values = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**values, **options)
+    config = getattr(transformers, f"{name}Config")(**{**values, **options})
     torch.manual_seed(0)
-    return spread(getattr(transformers, f"{name}ForSequenceClassification")(config))
+    return spread(getattr(transformers, f"{name}{head}")(config))
 
 
 def samples_of(lengths: list[int], classes: int = 3) -> Samples:
