@@ -145,8 +145,8 @@ def test_arrow_reads_what_csv_reads_or_nothing(
     quoting = csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL
     csv.writer(out, quoting=quoting, lineterminator="\n").writerows([("text", "label"), *rows])
     text = out.getvalue()
-    for place, piece in inserted:
-        text = text[: place % len(text)] + piece + text[place % len(text) :]
+    for offset, piece in inserted:
+        text = text[: offset % len(text)] + piece + text[offset % len(text) :]
     path = tmp_path_factory.getbasetemp() / "train.csv"
     path.write_text(text, encoding="utf-8", newline="")
 
