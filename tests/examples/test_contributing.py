@@ -160,11 +160,10 @@ QUICK = {
     ),
     # Two samples share the first block, and one is in the second.
     "Add a pooling": (
-        "import torch\nfrom recipe.models import packed_encoders\n"
-        "from recipe.tasks.sentence_embedding import model\n"
+        "import torch\nfrom recipe.models import sentence_encoders\n"
         "hidden = torch.arange(16.0).reshape(2, 4, 2)\n"
         "segments = torch.tensor([[1, 1, 2, 0], [1, 1, 1, 0]])\n"
-        "pool = model._POOLS['max']\n"
+        "pool = sentence_encoders._POOLS['max']\n"
         "print(pool(hidden, segments, torch.tensor([0, 2, 4])).tolist())",
         "[[2.0, 3.0], [4.0, 5.0], [12.0, 13.0]]\n",
     ),

@@ -96,6 +96,7 @@ class LoadedModel:
         inputs: Inputs,
         prefix: str = "",
         languages: Mapping[str, str | None] | None = None,
+        tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
     ) -> Prepared:
         """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
         BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it.
@@ -104,6 +105,8 @@ class LoadedModel:
             prefix: The text before each text.
             languages: The `src_lang` with which a multilingual tokenizer marks the texts; None for
                 no mark.
+            tokenize: Called with texts, each after the prefix, and the length at which to cut them,
+                instead of the tokenizer.
         """
         texts: Sequence[Text] = inputs.values
         read, tokenizer = 0, self.tokenizer
@@ -122,7 +125,9 @@ class LoadedModel:
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
             with cutting(tokenizer, side):
-                if self.typed or is_paired:
+                if tokenize is not None:
+                    rows += tokenize(some, limit)
+                elif self.typed or is_paired:
                     rows += [self._typed_row(text, limit) for text in some]
                 else:
                     heads = [bounds.beginning(tokenizer, str(text), limit) for text in some]

@@ -8,6 +8,7 @@ TEXT, PAIR, LABEL = "text", "text_pair", "label"
 TOKEN_IDS, TYPE_IDS = "input_ids", "token_type_ids"
 PROMPT, COMPLETION, MESSAGES = "prompt", "completion", "messages"
 TOKENS, TAGS, SPANS = "tokens", "tags", "spans"
+SOURCE, TARGET = "source", "target"
 LEARNED = "learned"
 """Whether each token is learned."""
 

@@ -1,18 +1,22 @@
-"""Show how a trained model continues documents of the evaluation data."""
+"""Show text that a trained model generates for the evaluation data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
 from recipe.compat import positions_of
+from recipe.data.column_names import SOURCE, TARGET
 from recipe.reports.section import Section
 
-_SHOWN = 4
+_SHOWN, _SHOWN_TEXTS = 4, 6
 _PROMPT = 24
 _NEW = 40
 
@@ -50,3 +54,38 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
         columns=("prompt", "the model", "the data"),
         rows=shown,
     )
+
+
+@dataclass(frozen=True)
+class GeneratedTexts:
+    """Text generated for some rows of a data set."""
+
+    rows: Sequence[int]
+    texts: Sequence[str]
+    data: datasets.Dataset
+    """All rows, with the columns `source` and `target`."""
+    split: str = "evaluation"
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the entry of do_predict for each row."""
+        for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
+            yield {"row": row, "text": text, "true": target}
+
+    def targets(self) -> list[str]:
+        """Return the targets of `rows`."""
+        return list(self.data.select(self.rows)[TARGET])
+
+    def sections(self) -> Sequence[Section]:
+        """Return a table of some generated texts and their targets."""
+        count = len(self.rows)
+        chosen = np.linspace(0, count - 1, min(_SHOWN_TEXTS, count)).astype(int).tolist()
+        examples = self.data.select([self.rows[index] for index in chosen])
+        texts = [self.texts[index] for index in chosen]
+        return [
+            Section(
+                title=f"Generated text, {self.split} data",
+                note=f"The scores are of {count} of {len(self.data)} rows.",
+                columns=("source", "the model", "the data"),
+                rows=[*zip(examples[SOURCE], texts, examples[TARGET], strict=True)],
+            )
+        ]

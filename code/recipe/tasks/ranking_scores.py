@@ -38,6 +38,28 @@ class Corpus:
     """The position in `documents` of a text that equals the query and is not relevant, which the
     search leaves out; -1 for none."""
 
+    @classmethod
+    def from_members(cls, members: Array, identities: Array) -> Corpus:
+        """Return the corpus of all texts but queries.
+
+        Args:
+            members: [rows, most]: a query, a relevant text and others, by numbers; -1 for none.
+            identities: [texts]: which texts are equal.
+        """
+        relevant_texts: dict[int, list[int]] = {}
+        for query, text in members[:, :2].tolist():
+            relevant_texts.setdefault(query, []).append(text)
+        queries, others = np.asarray([*relevant_texts]), members[:, 1:]
+        documents = np.unique(others[others >= 0])
+        positions = np.full(int(identities.max()) + 1, -1)
+        positions[identities[documents]] = np.arange(len(documents))
+        relevant = [
+            np.searchsorted(documents, [*dict.fromkeys(texts)]) for texts in relevant_texts.values()
+        ]
+        same = positions[identities[queries]]
+        same[[position in some for position, some in zip(same, relevant, strict=True)]] = -1
+        return cls(queries=queries, documents=documents, relevant=relevant, same=same)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResults:

@@ -11,13 +11,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.samples import Samples
-from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.batching.text_pairs import Pairs
+from recipe.console import say
+from recipe.data.column_names import LABEL, PAIR, SOURCE, TARGET, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.values import column
 from recipe.errors import DataError
 from recipe.tokenization import store
-from recipe.tokenization.encoding import UNCUT, Encoder
+from recipe.tokenization.encoding import UNCUT, Encoder, beginning
+
+_OF_SIDES = {SOURCE: "sources", TARGET: "targets"}
 
 
 def labelled_pairs(columns: Iterable[tuple[Any, Any, Any]], kind: pa.DataType) -> datasets.Dataset:
@@ -72,6 +76,59 @@ def samples(
     tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = tokens.get(TYPE_IDS)
     return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], column(split, LABEL), types=types)
+
+
+def source_target_samples(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    longest: Mapping[str, int],
+) -> Pairs:
+    """Return the samples of a data set of `source` and `target`, cached; log how many are cut.
+
+    Args:
+        prefix: The text before each source.
+        longest: The tokens at which sources and targets are cut, by these columns.
+    """
+
+    def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
+        ids, columns = {}, {}
+        for side, plural in _OF_SIDES.items():
+            texts = [prefix + text for text in batch[side]] if side == SOURCE else batch[side]
+            ids[side], is_cut = _cut_texts(tokenizer, texts, longest[side], side == TARGET)
+            columns[plural] = store.lengths_of(ids[side])
+            columns[f"{side}_is_cut"] = np.array(is_cut, bool)
+        both = [source + target for source, target in zip(*ids.values(), strict=True)]
+        lengths = columns["sources"] + columns["targets"]
+        return {TOKEN_IDS: store.flat(both, np.int32), store.LENGTHS: lengths, **columns}
+
+    # The languages that the tokenizer is set to mark the texts.
+    marks = [str(getattr(tokenizer, name, None)) for name in ("src_lang", "tgt_lang")]
+    ways = ("pairs", prefix, str(longest[TARGET]), *marks)
+    made = store.tokens_of(split, store.key(split, tokenizer, longest[SOURCE], *ways), make)
+    pairs = Pairs(made[TOKEN_IDS], made[store.STARTS], made["targets"], made["sources"], split)
+    line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
+    line += f"{int(pairs.labels.sum())} of targets"
+    for side, plural in _OF_SIDES.items():
+        if cut := int(made[f"{side}_is_cut"].sum()):
+            line += f"; {cut} {plural} are cut ({cut / len(pairs):.1%})"
+    say(line)
+    return pairs
+
+
+def _cut_texts(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest: int, is_target: bool
+) -> tuple[list[list[int]], list[bool]]:
+    """Return the token ids of texts with special tokens, and whether each was cut."""
+    heads = [beginning(tokenizer, text, longest + 1) for text in texts]
+    given: dict[str, Any] = {"text_target" if is_target else "text": heads, "truncation": True}
+    given |= {"return_attention_mask": False, "verbose": False}
+    ids = tokenizer(**given, max_length=longest + 1)["input_ids"]
+    is_cut = [len(row) > longest for row in ids]
+    if any(is_cut):  # again, for the end tokens
+        ids = tokenizer(**given, max_length=longest)["input_ids"]
+    return ids, is_cut
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -27,11 +27,10 @@ from recipe.compat import UNBOUNDED, positions_of
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import pretrained
+from recipe.models import encoder_decoders, pretrained
 from recipe.models.pretrained import longest_input
 from recipe.tasks.masked_lm import task as masked_lm
-from recipe.tasks.sentence_embedding import model as sentence_embedding
-from recipe.tasks.text_to_text import model as text_to_text
+from recipe.tasks.sentence_embedding import task as sentence_embedding
 from recipe.tokenization import texts as tokens
 from tests.support import serving_kit
 from tests.support.refusals import refused
@@ -144,7 +143,7 @@ def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "kind"),
     [
-        (text_to_text.load, "T5ForConditionalGeneration"),
+        (encoder_decoders.load, "T5ForConditionalGeneration"),
         (masked_lm.load_model, "BertForMaskedLM"),
         (pretrained.load_causal, "LlamaForCausalLM"),
         (sentence_embedding.load, "BertModel"),

@@ -24,10 +24,9 @@ from recipe.compat import new_weights
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import pretrained
+from recipe.models import encoder_decoders, pretrained
 from recipe.tasks.masked_lm import task as masked_models
-from recipe.tasks.sentence_embedding import model as sentence_encoder
-from recipe.tasks.text_to_text import model as text_to_text
+from recipe.tasks.sentence_embedding import task as sentence_embedding
 from recipe.training import preflight
 from tests.support import causal_kit, tasks
 from tests.support.jobs import folders_of
@@ -63,7 +62,7 @@ def test_a_decoder_without_its_head(tmp_path: Path) -> None:
 def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
     model = tasks.JOBS["summarization"].model(tmp_path / "model", 0.0)
     name = next(name for name in load_file(model / "model.safetensors") if "decoder" in name)
-    refusal_text = refusal(text_to_text.load, without(model, name))
+    refusal_text = refusal(encoder_decoders.load, without(model, name))
     assert "lacks 1 weights of its own layers" in refusal_text and name in refusal_text
 
 
@@ -137,7 +136,7 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
 
 TO_LABELS: dict[str, Load] = {
     "text-classification": lambda *args: pretrained.load(args[0], Labels(("a", "b")), args[1]),
-    "sentence-embedding": sentence_encoder.load,
+    "sentence-embedding": sentence_embedding.load,
     "masked-lm": masked_models.load_model,
 }
 

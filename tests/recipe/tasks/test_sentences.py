@@ -17,7 +17,7 @@ from recipe.backend.saved import origin
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
-from recipe.tasks.sentence_embedding import model as sentence_encoder
+from recipe.tasks.sentence_embedding import task as sentence_embedding
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
 LONG = "the film was good in paris " * 20
@@ -211,7 +211,7 @@ def test_a_sparse_encoder_is_not_trained_as_one_with_mean_pooling(
             origin, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
         )
     with pytest.raises(ModelError, match=r"is a SparseEncoder.*retrieval/train_encoder.py"):
-        sentence_encoder.load(Source(name=name, is_local=is_local), Hyperparameters())
+        sentence_embedding.load(Source(name=name, is_local=is_local), Hyperparameters())
 
 
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None
     modules[0]["path"] = below.name
     (folder / "modules.json").write_text(json.dumps(modules))
     assert_close(Handlers(folder).ask({"inputs": TEXTS}), library.encode(TEXTS).tolist(), 1e-5)
-    sentence_encoder.load(Source(name=str(folder), is_local=True), Hyperparameters())
+    sentence_embedding.load(Source(name=str(folder), is_local=True), Hyperparameters())
     weights = load_file(below / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, below / "model.safetensors", metadata={"format": "pt"})

@@ -11,15 +11,15 @@ import transformers
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 
+from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
 from recipe.data.held_out import DataSets
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.models import encoder_decoders
 from recipe.models.pretrained import Source
+from recipe.tasks.generation_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
-from recipe.tasks.text_to_text import languages, tokens
-from recipe.tasks.text_to_text import model as text_to_text
-from recipe.tasks.text_to_text.task import Written
-from recipe.tasks.text_to_text.tokens import PaddedPairs, Pairs, shapes
+from recipe.tokenization import languages, texts
 from tests.support import serving_kit
 from tests.support.jobs import write
 from tests.support.packed_batches import spread
@@ -67,8 +67,8 @@ def make(kind: str) -> PreTrainedModel:
 def tokenise(prefix: str = "", **lengths: int) -> Pairs:
     columns = {"source": [a for a, _ in PAIRS], "target": [b for _, b in PAIRS]}
     split = datasets.Dataset.from_dict(columns)
-    longest = {"longest_source": 40, "longest_target": 20, **lengths}
-    return tokens.tokenise("train", split, serving_kit.tokenizer(), prefix, **longest)
+    longest = {"source": 40, "target": 20, **lengths}
+    return texts.source_target_samples("train", split, serving_kit.tokenizer(), prefix, longest)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_the_reference(kind: str, smoothing: flo
     features = [{"input_ids": ids.tolist(), "labels": labels.tolist()} for ids, labels in cuts]
     batch = DataCollatorForSeq2Seq(tokenizer, model=model)(features)
     if "decoder_input_ids" not in batch:
-        batch["decoder_input_ids"] = text_to_text.shift_of(model)(batch["labels"])
+        batch["decoder_input_ids"] = encoder_decoders.shift_of(model)(batch["labels"])
     batch.pop("token_type_ids", None)
     output = model(**batch)
     wanted = output.loss
@@ -91,8 +91,8 @@ def test_loss_and_gradients_are_those_of_the_reference(kind: str, smoothing: flo
     wanted.backward()
     grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
     correct = (output.logits.argmax(-1) == batch["labels"]).sum()
-    layout = PaddedPairs(shapes([(pairs, rows)]), 6, 0, text_to_text.shift_of(model), 40)
-    text_to_text.patch_forward_for_pairs(model, smoothing)
+    layout = PaddedPairs(shapes([(pairs, rows)]), 6, 0, encoder_decoders.shift_of(model), 40)
+    encoder_decoders.patch_forward_for_pairs(model, smoothing)
     model.zero_grad()
     # Without dropout it may train: smoothing is of training alone.
     sums = model.train(smoothing > 0)(**layout.tensors(pairs, rows)).logits
@@ -118,7 +118,7 @@ def test_batches_have_few_shapes() -> None:
 
 
 def test_prefix_cuts_and_end_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = tokenise("who said ", longest_source=8, longest_target=5)
+    pairs = tokenise("who said ", source=8, target=5)
     tokenizer = serving_kit.tokenizer()
     assert "cut (" in capsys.readouterr().out
     for row in range(4):
@@ -154,38 +154,30 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "1 rows of" in loaded.notes[0] and len(loaded.train) + len(loaded.evaluation) == 9
 
 
-def written(texts: list[str], targets: list[str]) -> dict[str, float]:
-    split = datasets.Dataset.from_dict({"source": targets, "target": targets})
-    pairs = tokenise()
-    pairs = Pairs(pairs.token_ids, pairs.starts, pairs.labels, pairs.sources, split)
-    return Written(range(len(texts)), texts, [1] * len(texts), pairs).scores(None)
-
-
-def test_scores_of_written_texts() -> None:
+def test_scores_of_generated_texts() -> None:
     same = ["the film was good in paris", "anna said that paris was bad again"]
-    assert written(same, same) == pytest.approx(
-        {**dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf"), 100.0),
-         "gen_len": 1.0}
-    )  # fmt: skip
-    half = written(["the film was bad", "anna"], ["the film was good", "anna"])
+    assert score_texts(same, same, None) == pytest.approx(
+        dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf"), 100.0)
+    )
+    half = score_texts(["the film was bad", "anna"], ["the film was good", "anna"], None)
     assert half["rouge1"] == pytest.approx((75 + 100) / 2)
     # Of words that the library does not know, it would say 0.
-    cyrillic = written(["фильм был хорош"], ["фильм был плох"])
+    cyrillic = score_texts(["фильм был хорош"], ["фильм был плох"], None)
     assert cyrillic["rouge1"] == pytest.approx(100 * 2 / 3)
-    assert written(["電影很好"], ["電影很壞"])["rouge1"] == pytest.approx(75)
+    assert score_texts(["電影很好"], ["電影很壞"], "zh")["rouge1"] == pytest.approx(75)
 
 
 def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> None:
     serving_kit.save_nllb(tmp_path / "nllb")
-    source = Source(name=str(tmp_path / "nllb"), is_local=True)
+    source, given = Source(name=str(tmp_path / "nllb"), is_local=True), Hyperparameters()
     with pytest.raises(HyperparameterError, match=r"target_lang has value 'xx'.*eng_Latn"):
-        given = Hyperparameters(source_lang="eng", target_lang="xx")
-        languages.mark(*text_to_text.load(source, given), given)
-    given = Hyperparameters(source_lang="deu", target_lang="fra_Latn")
-    model, tokenizer = text_to_text.load(source, given)
-    languages.mark(model, tokenizer, given)
-    (read_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9)
-    (written_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9, is_target=True)
+        languages.mark(*encoder_decoders.load(source, given), "eng", "xx")
+    model, tokenizer = encoder_decoders.load(source, given)
+    languages.mark(model, tokenizer, "deu", "fra_Latn")
+    split = datasets.Dataset.from_dict({"source": ["the film"], "target": ["the film"]})
+    longest = {"source": 9, "target": 9}
+    pairs = texts.source_target_samples("train", split, tokenizer, "", longest)
+    read_ids, written_ids = (ids.tolist() for ids in np.split(pairs.tokens(0), pairs.sources))
     named: Any = tokenizer.convert_tokens_to_ids
     assert named("deu_Latn") in read_ids and named("fra_Latn") in written_ids
     model.save_pretrained(tmp_path / "kept")
@@ -198,8 +190,8 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
 
 def test_a_pair_longer_than_every_planned_shape_has_room() -> None:
     starts = np.array([0, 5, 41, 70])
-    texts = datasets.Dataset.from_dict({})
-    pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]), texts)
+    rows = datasets.Dataset.from_dict({})
+    pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]), rows)
     layout = PaddedPairs([(8, 8)], 2, 0, lambda labels: labels.clamp(min=0), 8)
     for row, shape in enumerate([(8, 8), (36, 8), (8, 28)]):
         batch = layout.tensors(pairs, np.array([row]))

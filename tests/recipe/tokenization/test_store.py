@@ -18,7 +18,6 @@ from recipe.errors import DataError, OutputError
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.spec import Options
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.text_to_text import tokens as text_pairs
 from recipe.tasks.token_classification import tokens as words
 from recipe.tokenization import chat, documents, store, texts
 from tests.support import causal_kit, serving_kit
@@ -137,8 +136,8 @@ def test_pieces_to_mask_are_those_of_each_row(truncates: bool, tiny_model: Path)
         "train", split, tokenizer, LONGEST, ("O", "B-X", "I-X"), True)), id="words"),
     pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(
         "train", split, tokenizer, LONGEST + 8, 3)), id="windows"),
-    pytest.param((PAIRS, lambda split, tokenizer: text_pairs.tokenise(
-        "train", split, tokenizer, "do: ", LONGEST, 9)), id="pairs"),
+    pytest.param((PAIRS, lambda split, tokenizer: texts.source_target_samples(
+        "train", split, tokenizer, "do: ", {"source": LONGEST, "target": 9})), id="pairs"),
 ])  # fmt: skip
 def test_tokens_are_made_once_whatever_comes_together(
     case: Any, tiny_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
+from recipe.backend.generation.gathering import Source
 from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
 from recipe.console import log
@@ -206,17 +213,37 @@ def pad_token_id(loaded: LoadedModel) -> int:
     return int(next(number for number in known if number is not None))
 
 
-def padded(
-    loaded: LoadedModel, rows: Sequence[list[int]], side: str = "left"
-) -> dict[str, torch.Tensor]:
-    """Return token ids and attention mask, shapes (rows, tokens), padded on a side: what
-    `generate` adds to a decoder's prompts follows them directly."""
+@torch.inference_mode()
+def generate(
+    loaded: LoadedModel,
+    sources: Sequence[Source],
+    watch: Pauses,
+    ends: list[int],
+    seed: int | None,
+    **options: Any,
+) -> torch.Tensor:
+    """Return the tokens that a model generates for some inputs of a request, shape (texts, tokens).
+
+    A decoder's prompts are padded on the left, since new tokens follow them directly.
+
+    Args:
+        ends: End tokens.
+        options: Other arguments of transformers' `generate`.
+    """
+    model: Any = loaded.model
+    if watch.draws:
+        set_seed(seed, sources[0].index)
+    side = "right" if model.config.is_encoder_decoder else "left"
     join = partial(pad_sequence, batch_first=True, padding_side=side)
-    ids, device = [torch.tensor(row) for row in rows], loaded.model.device
-    return {
-        "input_ids": join(ids, padding_value=pad_token_id(loaded)).to(device),
-        "attention_mask": join([torch.ones_like(row) for row in ids]).to(device),
-    }
+    ids = [torch.tensor(source.ids) for source in sources]
+    output: torch.Tensor = model.generate(
+        input_ids=join(ids, padding_value=pad_token_id(loaded)).to(model.device),
+        attention_mask=join([torch.ones_like(row) for row in ids]).to(model.device),
+        **options,
+        logits_processor=LogitsProcessorList([Finite(ends)]),
+        stopping_criteria=StoppingCriteriaList([watch]),
+    )
+    return output
 
 
 def set_seed(seed: int | None, index: int) -> None:

@@ -9,11 +9,8 @@ from queue import Queue
 from threading import Semaphore, Thread
 from typing import Any
 
-import torch
-from transformers import LogitsProcessorList, StoppingCriteriaList
-
 from recipe.backend.generation import decoding
-from recipe.backend.generation.decoding import STOPPED, Completion, Finite, Watch, Writer
+from recipe.backend.generation.decoding import STOPPED, Completion, Watch, Writer
 from recipe.backend.generation.gathering import Gathering, Part
 from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
@@ -63,8 +60,7 @@ def write(
     """Return the texts of each prompt of a group. After each step call `pause`, or `report` with
     the only text."""
     settings = prompts[0].settings
-    model: Any = loaded.model
-    ends = decoding.end_ids(model)
+    ends = decoding.end_ids(loaded.model)
     # Chat models often end their turn with a token that only their tokenizer names.
     end = loaded.tokenizer.eos_token_id
     if end is not None and (prompts[0].is_chat or not ends):
@@ -77,18 +73,17 @@ def write(
     texts = [writer.written for writer in writers]
     if report is not None:
         pause = partial(report, texts[0])
-    if settings.do_sample:
-        decoding.set_seed(settings.seed, prompts[0].index)
-    with torch.inference_mode():
-        model.generate(
-            **decoding.padded(loaded, [prompt.ids for prompt in prompts]),
-            **settings.options(),
-            max_new_tokens=prompts[0].new,
-            eos_token_id=sorted(set(ends)) or None,
-            pad_token_id=decoding.pad_token_id(loaded),
-            logits_processor=LogitsProcessorList([Finite(ends)]),
-            stopping_criteria=StoppingCriteriaList([Watch(pause, settings.do_sample, writers)]),
-        )
+    decoding.generate(
+        loaded,
+        prompts,
+        Watch(pause, settings.do_sample, writers),
+        ends,
+        settings.seed,
+        max_new_tokens=prompts[0].new,
+        eos_token_id=sorted(set(ends)) or None,
+        pad_token_id=decoding.pad_token_id(loaded),
+        **settings.options(),
+    )
     for writer in writers:
         if not writer.written.finish:
             writer.finish(STOPPED)  # By the model's own settings.

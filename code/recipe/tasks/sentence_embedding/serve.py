@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
-from recipe.backend import bounds, loaded_model, loading, precision, programs, turns
+from recipe.backend import bounds, loading, precision, programs, turns
 from recipe.backend.bounds import Bound
-from recipe.backend.loaded_model import PARAMETERS, LoadedModel, side_of
+from recipe.backend.loaded_model import PARAMETERS, LoadedModel
 from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import (
     Answers,
@@ -33,25 +33,17 @@ from recipe.backend.rows import Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
-from recipe.compat import UNBOUNDED, attend_fully, dtype_argument, new_weights, positions_of
+from recipe.compat import UNBOUNDED, dtype_argument, positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.models import packed_encoders
+from recipe.models import packed_encoders, sentence_encoders
 from recipe.tasks.sentence_embedding.spec import SPECS
-from recipe.tokenization.encoding import cutting
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
 """The names of parameters in TEI and its clients."""
 TOKENS, VECTORS = "huggingface", "vectors"
 """The values of AMPHORA_ANSWERS: a vector for each token, as in Hugging Face's image, or one for
 each text."""
-_AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
-"""Modules that read the pooled vector alone."""
-_REMEDY = (
-    "Only a transformer with pooling and dense layers is read: train others by "
-    "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
-)
 
 
 @dataclass(frozen=True)
@@ -66,11 +58,6 @@ class Embedder(ServedTask):
     """Whether vectors are normalized unless a request sets `normalize`."""
     shortened: int | None = None
     """The width of the vectors unless a request gives one; None: the whole width."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the text columns that the model was trained on; empty if unknown."""
-        return self.loaded.columns
 
     @property
     def width(self) -> int:
@@ -98,7 +85,7 @@ class Embedder(ServedTask):
                 )
             inputs: Inputs = Ranking([source, *texts], texts=texts, ranked=False)
         else:
-            inputs = request.read(a_text, self.columns)
+            inputs = request.read(a_text, self.loaded.columns)
             count, width = len(inputs.values), self.width
             width = min(width, request.parameters.get("truncate_dim", width))
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
@@ -138,7 +125,6 @@ class SentenceVectors(Embedder):
 
     parameters = frozenset({"normalize", "prompt", "prompt_name", "truncate_dim", "truncation",
                             "truncation_direction"})  # fmt: skip
-    columns = ()
     model: Any = None
 
     @classmethod
@@ -153,7 +139,13 @@ class SentenceVectors(Embedder):
         kind, name, dtype = precision.chosen(environ)
         is_static = kind in programs.DEVICES
         options = {**dtype_argument(dtype), **(programs.ATTENTION if is_static else {})}
-        model = load_modules(origin, "cpu" if is_static else kind, options)
+        model = sentence_encoders.read(
+            origin.location,
+            origin.options,
+            origin.sentence_settings,
+            "cpu" if is_static else kind,
+            options,
+        )
         encoder = model[0].auto_model
         # RoBERTa's positions begin after the padding index: 512 of 514 are usable.
         model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(encoder))
@@ -178,6 +170,7 @@ class SentenceVectors(Embedder):
             loading.wrap_model(encoder, model.tokenizer, int(model.max_seq_length)), origin,
             kind, AutoModel, Pooling(list(model)[1:]), environ,
         )  # fmt: skip
+        loaded = replace(loaded, positions=0)  # no request may exceed the model's length
         return cls(loaded, normalizes=normalizes, shortened=model.truncate_dim, model=model)
 
     @property
@@ -199,21 +192,20 @@ class SentenceVectors(Embedder):
             raise BadRequest(f"The prompt_name {name!r} is not one of the model, which {known}.")
         named = prompts.get(name or self.model.default_prompt_name or "", "")
         prompt = str(request.parameters.get("prompt", named))
-        bounds.hold(Bound.ROWS, len(inputs.values))
         # If the prompt fills the model's length, no token of the text is read.
         bounds.hold_text(prompt)
         takes_types = TYPE_IDS in inspect.signature(self.loaded.model.forward).parameters
-        limit, tokenizer, read = self.max_length, self.tokenizer, 0
-        rows: list[TokenRow] = []
-        # Piece by piece, since the library pads all texts of a call to the longest one.
-        for piece in bounds.pieces(inputs.values, len(prompt)):
-            texts = inputs.values[piece.start : piece.stop]
-            with cutting(tokenizer, side_of(request.parameters, tokenizer)):
-                heads = [bounds.beginning(tokenizer, prompt + text, limit) for text in texts]
-                tokens: dict[str, Any] = self.model.preprocess(
-                    [head[len(prompt) :] for head in heads], prompt=prompt
-                )
+        first: Any = None
+
+        def tokenize(texts: Sequence[str], limit: int) -> list[TokenRow]:
+            nonlocal first
+            heads = [bounds.beginning(self.tokenizer, text, limit) for text in texts]
+            # The library pads all texts of a call to the longest one.
+            tokens: dict[str, Any] = self.model.preprocess(
+                [head[len(prompt) :] for head in heads], prompt=prompt
+            )
             first = None if self.model[1].include_prompt else tokens.get("prompt_length")
+            rows = []
             for index, is_real in enumerate(tokens["attention_mask"].bool()):
                 ids = tokens["input_ids"][index][is_real].tolist()
                 types = None
@@ -221,21 +213,10 @@ class SentenceVectors(Embedder):
                     types = tokens[TYPE_IDS][index][is_real].tolist()
                 keep = None if first is None else list(range(int(first), len(ids)))
                 rows.append(TokenRow(ids, types, keep))
-            read += sum(len(row.ids) for row in rows[piece.start :])
-            bounds.hold(Bound.READ, read)
-        inputs = inputs.with_tokens(request, [row.ids for row in rows])
-        rows = [row for row in rows if row.ids]
-        truncated = [
-            index
-            for index, row in enumerate(rows)
-            if len(row.ids) == limit and self.loaded.is_longer(inputs.values[index], limit, prompt)
-        ]
-        loaded_model.refuse_uncut(request, truncated, limit)
-        sizes = [len(row.ids) for row in rows]
-        return Prepared(
-            request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
-            work=(rows, first),
-        )  # fmt: skip
+            return rows
+
+        prepared = self.loaded.encode(request, inputs, prompt, tokenize=tokenize)
+        return replace(prepared, work=(prepared.work, first))
 
     def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
         """Return the vectors. Requests whose pooling leaves out as many tokens of a prompt are
@@ -286,43 +267,6 @@ class TokenFeatures(ServedTask):
 
 def _normalized(vector: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(vector, dim=-1)
-
-
-def load_modules(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
-    """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
-    layers.
-
-    Args:
-        model_kwargs: Keyword arguments with which transformers loads the encoder.
-
-    Raises:
-        ModelError: it cannot be reached or loaded, lacks layers, or consists of something else.
-    """
-    from sentence_transformers import SentenceTransformer
-
-    kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
-    if kind != "SentenceTransformer":  # would be loaded with mean pooling
-        raise ModelError(
-            f"The model {origin.location} is a {kind} of sentence-transformers.", _REMEDY
-        )
-    try:
-        sentences: Any = SentenceTransformer(
-            origin.location, device=device, model_kwargs=dict(model_kwargs), **origin.options
-        )
-    except (*UNLOADABLE, KeyError, TypeError) as error:
-        raise ModelError(
-            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
-            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
-            "job without network takes it from a channel called model.",
-        ) from error
-    parts = [type(module).__name__ for module in sentences]
-    encoder = getattr(sentences[0], "auto_model", None)
-    is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
-    if not is_usual or not isinstance(encoder, PreTrainedModel):
-        raise ModelError(f"The model {origin.location} consists of {', '.join(parts)}.", _REMEDY)
-    new_weights.check_layers(origin.location, encoder, new_weights.missing_weights(encoder))
-    attend_fully(encoder)
-    return sentences
 
 
 def load_vectors(origin: Origin) -> Embedder:

@@ -15,16 +15,20 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
+from recipe.backend.saved.origin import Origin
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
+from recipe.compat import dtype_argument
 from recipe.data import relevance
 from recipe.data.column_names import TEXT
 from recipe.data.relevance import PAIRS, QUERY, SCORED, SCORES, TEXTS
 from recipe.errors import HyperparameterError
-from recipe.models import pretrained, ranking_losses
+from recipe.models import pretrained, ranking_losses, sentence_encoders
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.settings import ModelSettings
+from recipe.storage import checksums
 from recipe.task_table import TASKS
 from recipe.tasks import evaluation, numbered_texts, ranking_scores
 from recipe.tasks.base import (
@@ -35,7 +39,6 @@ from recipe.tasks.base import (
     Tokenizer,
 )
 from recipe.tasks.ranking_scores import Corpus, SearchResults
-from recipe.tasks.sentence_embedding import model as sentence_encoder
 from recipe.tasks.sentence_embedding.spec import Options
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
@@ -78,10 +81,10 @@ class EmbeddingObjective(EncoderObjective):
         """The last evaluation of pairs: its split, and the search results."""
 
     def packs(self, model: PreTrainedModel) -> bool:
-        return sentence_encoder.packs(model)
+        return sentence_encoders.packs(model)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        sentence_encoder.patch_forward_for_texts(model)
+        sentence_encoders.patch_forward_for_texts(model)
         ranking_losses.patch_forward_for_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -152,16 +155,12 @@ class SentenceEmbedding(Task):
         self.objective = EmbeddingObjective(self.data.kind, self.options.scale)
         self._prompts = ("", "")
         self._sentences: Any = None
-        self._max_length = 0
 
     def load(self, source: Source) -> Model:
         """Return the encoder with its pooling and further modules."""
-        model, tokenizer, self._sentences = sentence_encoder.load(source, self.model_settings)
-        self._prompts = sentence_encoder.prompts(
-            self._sentences,
-            self.options.query_prompt,
-            self.options.document_prompt,
-        )
+        model, tokenizer, self._sentences = load(source, self.model_settings)
+        query, document = self.options.query_prompt, self.options.document_prompt
+        self._prompts = sentence_encoders.prompts(self._sentences, query, document)
         width = int(self._sentences.get_embedding_dimension())
         requested = self.options.matryoshka_dims
         if requested is not None:
@@ -181,10 +180,10 @@ class SentenceEmbedding(Task):
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which texts are cut: the model's own, unless max_length is given."""
-        known = self._sentences.max_seq_length
-        requested = self.data_settings.max_length or known
-        self._max_length = pretrained.longest_input(model, tokenizer, requested)
-        return self._max_length
+        requested = self.data_settings.max_length or self._sentences.max_seq_length
+        length = pretrained.longest_input(model, tokenizer, requested)
+        self._sentences.max_seq_length = length
+        return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the rows of training data, or each text of evaluation data once, for which the
@@ -201,23 +200,7 @@ class SentenceEmbedding(Task):
             return Groups.from_texts(tokens, texts.members, labels)
         corpus = None
         if self.data.kind == PAIRS:
-            belongs: dict[int, dict[int, None]] = {}
-            for query, text in texts.members[:, :2].tolist():
-                belongs.setdefault(query, {}).setdefault(text)
-            documents = np.unique(texts.members[:, 1:][texts.members[:, 1:] >= 0])
-            known = texts.identities
-            position_of_text = {int(known[number]): row for row, number in enumerate(documents)}
-            same = []
-            for query, of_query in belongs.items():
-                position = position_of_text.get(int(known[query]), -1)
-                is_relevant = position >= 0 and int(documents[position]) in of_query
-                same.append(-1 if is_relevant else position)
-            corpus = Corpus(
-                queries=np.asarray(list(belongs)),
-                documents=documents,
-                relevant=[np.searchsorted(documents, [*some]) for some in belongs.values()],
-                same=np.asarray(same),
-            )
+            corpus = Corpus.from_members(texts.members, texts.identities)
         self.objective.judged[name] = _Judged(
             members=texts.members, labels=labels, corpus=corpus, texts=texts.texts
         )
@@ -258,9 +241,7 @@ class SentenceEmbedding(Task):
         folder: Path,
     ) -> None:
         """Write a folder of sentence-transformers, which AutoModel also reads."""
-        sentence_encoder.save(
-            self._sentences, model, weights, self._max_length, folder, self.model_settings
-        )
+        sentence_encoders.save(self._sentences, model, weights, folder, self.model_settings)
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """Return the queries whose relevant texts have the lowest ranks."""
@@ -278,6 +259,22 @@ class SentenceEmbedding(Task):
             return first, right, wrong
 
         return ranking_scores.worst_queries(split, hits, show)
+
+
+def load(source: Source, settings: ModelSettings) -> tuple[PreTrainedModel, Tokenizer, Any]:
+    """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
+    SentenceTransformer. Raise ModelError as `sentence_encoders.read`."""
+    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    if settings.hf_token:
+        options["token"] = settings.hf_token
+    origin, in_float32 = Origin(source.name, options), dtype_argument(torch.float32)
+    with checksums.verified(source.name):
+        known = origin.sentence_settings
+        sentences = sentence_encoders.read(source.name, options, known, "cpu", in_float32)
+        is_saved = bool(origin.sentence_modules)
+    why = "from the model" if is_saved else "the default without a modules.json"
+    model = sentence_encoders.trained_as_one(sentences, settings, why)
+    return model, sentences.tokenizer, sentences
 
 
 TASK = SentenceEmbedding

@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.column_names import plain
+from recipe.data.column_names import SOURCE, TARGET, plain
 from recipe.data.files.part import is_string
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, describe_files, only, read_columns
@@ -17,7 +17,6 @@ from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
-SOURCE, TARGET = "source", "target"
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
     *("target_lang", "tgt_lang", "target_language", "tgt_language", "to_lang", "lang_pair"),
@@ -40,9 +39,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     spec = TASKS[settings.task or "text2text-generation"]
     reading = read_columns(channels, spec, settings, notes)
     checks_languages = settings.text_column is None
+    converted = reading.converted(lambda file: _texts(file, checks_languages, notes))
     built, findings = {}, []
-    of_splits = reading.converted(lambda file: _texts(file, checks_languages, notes))
-    for split, tables in of_splits.items():
+    for split, tables in converted.items():
         rows = built[split] = held_out.data_set(tables)
         if not len(rows):
             raise DataError(

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
+from transformers import AutoModelForSeq2SeqLM
 
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.generation import decoding
-from recipe.backend.generation.decoding import Finite, Pauses
+from recipe.backend.generation.decoding import Pauses
 from recipe.backend.generation.gathering import Gathering, Part, Source
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
@@ -29,8 +28,8 @@ from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
-from recipe.tasks.text_to_text.languages import language_tokens
 from recipe.tasks.text_to_text.spec import SPECS
+from recipe.tokenization.languages import language_tokens
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
 _NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
@@ -216,23 +215,16 @@ class TextGenerator(ServedTask):
         texts = self.gathering.results(parts)
         return Answers([{_NAMES[self.task]: text} for text in texts], prepared.truncated)
 
-    @torch.inference_mode()
     def _write(
         self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
     ) -> list[str]:
         """Generate the text of each source, with a pause after each token."""
-        model: Any = self.loaded.model
-        arguments = {key: value for key, value in options.items() if key != "seed"}
-        draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
-        if draws:
-            decoding.set_seed(options.get("seed"), sources[0].index)
-        output = model.generate(
-            **decoding.padded(self.loaded, [source.ids for source in sources], side="right"),
-            **arguments,
-            num_return_sequences=1,
-            logits_processor=LogitsProcessorList([Finite(decoding.end_ids(model))]),
-            stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
-            tokenizer=self.loaded.tokenizer,
+        model, tokenizer = self.loaded.model, self.loaded.tokenizer
+        arguments: dict[str, Any] = {"seed": None, "num_return_sequences": 1, **options}
+        draws = bool(options.get("do_sample", model.generation_config.do_sample))
+        watch, ends = Pauses(pause, draws=draws), decoding.end_ids(model)
+        output = decoding.generate(
+            self.loaded, sources, watch, ends, tokenizer=tokenizer, **arguments
         )
-        texts: list[str] = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
+        texts: list[str] = tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts

@@ -3,148 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sacrebleu
 import torch
 from datasets import Dataset
-from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 from transformers import PreTrainedModel
 
 from recipe import metrics
 from recipe.batching.batches import Layout, Samples
+from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
+from recipe.compat import UNBOUNDED
 from recipe.console import say
+from recipe.data.column_names import SOURCE, TARGET
 from recipe.errors import HyperparameterError
-from recipe.models import lora
+from recipe.models import encoder_decoders, lora
 from recipe.models.pretrained import Source
+from recipe.reports.generations import GeneratedTexts
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
-from recipe.runtime import xla
 from recipe.runtime.device import everyones
 from recipe.settings import DataSettings
-from recipe.tasks.base import Batches, Model, Task, Tokenizer, TokenLosses
+from recipe.tasks.base import (
+    Batches,
+    Model,
+    Task,
+    Tokenizer,
+    TokenLosses,
+    learned_in,
+    whole_model,
+)
+from recipe.tasks.generation_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
-from recipe.tasks.text_to_text import languages, tokens
-from recipe.tasks.text_to_text import model as models
-from recipe.tasks.text_to_text.data import SOURCE, TARGET
 from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS, Options
-from recipe.tasks.text_to_text.tokens import PaddedPairs, Pairs
+from recipe.tokenization import encoding, languages
+from recipe.tokenization import texts as text_tokens
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
-_NO_LIMIT = 1 << 30
-_SHOWN = 6
-_SHOWN_CHARS = 600
-_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W_]+")
-_OF_ROUGE = re.compile(r"[a-z0-9]")
-
-
-@dataclass(frozen=True)
-class Written:
-    """Text generated for some rows of a data set."""
-
-    rows: Sequence[int]
-    texts: Sequence[str]
-    lengths: Sequence[int]
-    """Token ids of each text, without padding and start tokens."""
-    pairs: Pairs
-    split: str = "evaluation"
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the entry of do_predict for each row."""
-        for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
-            yield {"row": row, "text": text, "true": target}
-
-    def scores(self, language: str | None) -> dict[str, float]:
-        """Return `WRITING_SCORES` against the unchanged targets of the data: from 0 to 100, except
-        the mean number of tokens."""
-        targets = self.targets()
-        kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
-        joined = "".join(targets).lower()
-        letters = sum(character.isalnum() for character in joined)
-        is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
-        # As in run_summarization.py, if the library's tokenizer finds words.
-        scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
-        rouge = [scorer.score(true, text) for text, true in zip(self.texts, targets, strict=True)]
-        # How sacrebleu splits words: by characters in languages without spaces.
-        code = re.split("[_-]", language or "")[0].lower()
-        words = "13a"
-        if code in ("zh", "zho", "yue"):
-            words = "zh"
-        elif code in ("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my"):
-            words = "char"
-        return {
-            **{kind: 100 * float(np.mean([one[kind].fmeasure for one in rouge])) for kind in kinds},
-            "bleu": float(sacrebleu.corpus_bleu(self.texts, [targets], tokenize=words).score),
-            "chrf": float(sacrebleu.corpus_chrf(self.texts, [targets]).score),
-            "gen_len": float(np.mean(self.lengths)),
-        }
-
-    def targets(self) -> list[str]:
-        """Return the targets of `rows`."""
-        return list(self.pairs.texts.select(self.rows)[TARGET])
-
-    def sections(self) -> Sequence[Section]:
-        """Return a table of some generated texts and their targets."""
-        count = len(self.rows)
-        chosen = np.linspace(0, count - 1, min(_SHOWN, count)).astype(int).tolist()
-        examples = self.pairs.texts.select([self.rows[index] for index in chosen])
-        texts = [self.texts[index] for index in chosen]
-        rows = zip(examples[SOURCE], texts, examples[TARGET], strict=True)
-        section = Section(
-            title=f"Generated text, {self.split} data",
-            note=f"The scores are of {count} of {len(self.pairs)} rows.",
-            columns=("source", "the model", "the data"),
-            rows=[*rows],
-        )
-        return [section]
-
-
-def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any]) -> Written:
-    """Generate text for `most` rows (None: all), the same ones each time, on all processes
-    together.
-
-    Args:
-        trainer: Its model and tokenizer are used; the weights are whole on each process.
-        options: Arguments of `generate`.
-    """
-    count = len(pairs) if most is None else min(most, len(pairs))
-    rows = np.unique(np.linspace(0, len(pairs) - 1, count).astype(int))
-    by_length = rows[np.argsort(pairs.lengths[rows], kind="stable")]
-    mine = by_length[trainer.args.process_index :: trainer.args.world_size]
-    model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    inner = lora.bare(model)
-    inner.eval()
-    tokenizer = trainer.processing_class
-    texts_by_row: list[tuple[int, str, int]] = []
-    size = trainer.args.eval_batch_size
-    with torch.no_grad(), trainer.compute_loss_context_manager():
-        for start in range(0, len(mine), size):
-            batch = mine[start : start + size]
-            sources = [pairs.tokens(row)[: pairs.sources[row]].tolist() for row in batch]
-            inputs = tokenizer.pad(
-                {"input_ids": sources}, padding_side="right", return_tensors="pt", verbose=False
-            )
-            output = inner.generate(**inputs.to(inner.device), do_sample=False, **options)
-            texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-            lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
-            texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
-    every = sorted(row for part in everyones(texts_by_row) for row in part)
-    numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
-    return Written(numbers, texts, lengths, pairs)
-
-
-class _Words:
-    """Splits texts of any script into words for ROUGE, or into characters if words are not spaced.
-    The library's own tokenizer knows a to z and 0 to 9 only."""
-
-    def tokenize(self, text: str) -> list[str]:
-        """Return words in lower case."""
-        return _WORD.findall(text.lower())
 
 
 class _TextPairs(TokenLosses):
@@ -152,25 +48,25 @@ class _TextPairs(TokenLosses):
         self._settings, self._options = settings, options
         self._has_said = False
         self.longest_target = 0
-        self.last: Written | None = None
+        self.last: GeneratedTexts | None = None
         """The text generated in the last evaluation."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        pairs = [(samples, rows) for samples, rows in batches if isinstance(samples, Pairs)]
-        learned = max((samples.weight(rows) for samples, rows in pairs), default=1)
-        return PaddedPairs(tokens.shapes(pairs), size, pad_id, models.shift_of(model), learned)
+        shift, learned = encoder_decoders.shift_of(model), learned_in(batches)
+        return PaddedPairs(shapes(batches), size, pad_id, shift, learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         smoothing = float(self._settings.passed.get("label_smoothing_factor", 0.0))
-        models.patch_forward_for_pairs(model, smoothing)
+        encoder_decoders.patch_forward_for_pairs(model, smoothing)
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
-        """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
+        """Return the scores of text that all processes generate together, for the same rows each
+        time; nothing if weights are sharded or XLA is in use."""
         if not self._options.predict_with_generate:
             return {}
-        if trainer.is_fsdp_enabled or xla.is_used():
+        if (whole := whole_model(trainer)) is None:
             if not self._has_said:
                 why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
                 say(f"predict_with_generate: no text is generated in evaluations, since {why}")
@@ -180,9 +76,31 @@ class _TextPairs(TokenLosses):
         options = {"max_new_tokens": self.longest_target}
         if self._options.num_beams is not None:
             options["num_beams"] = self._options.num_beams
-        most = None if self._settings.predicts else self._options.generated_rows
-        self.last = write(trainer, samples, most, options)
-        return self.last.scores(self._settings.target_lang)
+        count = len(samples)
+        if not self._settings.predicts:
+            count = min(self._options.generated_rows, count)
+        rows = np.unique(np.linspace(0, len(samples) - 1, count).astype(int))
+        by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
+        mine = by_length[trainer.args.process_index :: trainer.args.world_size]
+        size, (model, tokenizer) = trainer.args.eval_batch_size, whole
+        inner = lora.bare(model).eval()
+        generated: list[tuple[int, str, int]] = []
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            for batch in (mine[start : start + size] for start in range(0, len(mine), size)):
+                sources = [samples.tokens(row)[: samples.sources[row]].tolist() for row in batch]
+                inputs = tokenizer.pad(
+                    {"input_ids": sources}, padding_side="right", return_tensors="pt", verbose=False
+                )
+                output = inner.generate(**inputs.to(inner.device), do_sample=False, **options)
+                texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+                # Without padding and start tokens.
+                lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
+                generated += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
+        every = sorted(row for part in everyones(generated) for row in part)
+        numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
+        self.last = GeneratedTexts(numbers, texts, samples.texts)
+        scores = score_texts(texts, self.last.targets(), self._settings.target_lang)
+        return {**scores, "gen_len": float(np.mean(lengths))}
 
 
 class TextToText(Task):
@@ -206,21 +124,18 @@ class TextToText(Task):
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""
-        model, tokenizer = models.load(source, self.model_settings, self.options.source_prefix)
-        languages.mark(model, tokenizer, self.data_settings)
+        settings, prefix = self.data_settings, self.options.source_prefix
+        model, tokenizer = encoder_decoders.load(source, self.model_settings, prefix)
+        languages.mark(model, tokenizer, settings.source_lang, settings.target_lang)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which sources are cut, also in serving; set that of targets."""
-        settings = self.data_settings
-        summarises = settings.task == SUMMARIES
-        source = _token_limit(model, "encoder", "max_length", settings.max_length)
-        if settings.max_length is None:
-            usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
-            source = min(source, usual, tokenizer.model_max_length)
-        target = _token_limit(model, "decoder", "max_target_length", self.options.max_target_length)
-        if self.options.max_target_length is None:
-            target = min(target, _USUAL_TARGET)
+        usual = _USUAL_OF_SUMMARIES if self.data_settings.task == SUMMARIES else _USUAL
+        usual = min(usual, tokenizer.model_max_length)
+        source = _longest(model, "encoder", "max_length", self.data_settings.max_length, usual)
+        requested = self.options.max_target_length
+        target = _longest(model, "decoder", "max_target_length", requested, _USUAL_TARGET)
         tokenizer.model_max_length = source
         self.objective.longest_target = target
         generation: Any = model.generation_config
@@ -234,8 +149,9 @@ class TextToText(Task):
         return source
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        prefix, target = self.options.source_prefix or "", self.objective.longest_target
-        return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
+        longest = {SOURCE: max_length, TARGET: self.objective.longest_target}
+        prefix = self.options.source_prefix or ""
+        return text_tokens.source_target_samples(name, split, tokenizer, prefix, longest)
 
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
@@ -245,8 +161,7 @@ class TextToText(Task):
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         prefix = self.options.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
-        ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
-        return [len(tokens) for tokens in ids]
+        return [len(ids) for ids in encoding.encode(tokenizer, texts, encoding.UNCUT)]
 
     def about(self) -> About:
         settings = self.data_settings
@@ -270,30 +185,28 @@ class TextToText(Task):
             headline=(*scores, "perplexity", "loss"),
         )
 
-    def answers(self) -> Written | None:
+    def answers(self) -> GeneratedTexts | None:
         last = self.objective.last
         if last is None or self.data.test is None:
             return last
         return dataclasses.replace(last, split="test")
 
 
-def _token_limit(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
-    """Return the number of tokens that the encoder or decoder takes: as requested, or all its
-    positions.
-
-    Raises:
-        HyperparameterError: it has fewer positions than requested.
-    """
+def _longest(
+    model: PreTrainedModel, half: str, name: str, requested: int | None, usual: int
+) -> int:
+    """Return the tokens at which the texts of the encoder or decoder are cut: as requested, or the
+    usual number within its positions. Raise HyperparameterError if it has fewer than requested."""
     config: Any = model.config
     names = (f"max_{half}_position_embeddings", "max_position_embeddings")
-    limit = next((value for key in names if (value := getattr(config, key, None))), _NO_LIMIT)
+    limit = next((value for key in names if (value := getattr(config, key, None))), UNBOUNDED)
     if requested is not None and requested > limit:
         raise HyperparameterError(
             f"Hyperparameter {name} has value {requested}, but the model's {half} takes {limit} "
             "tokens.",
             f"Give {limit} or less.",
         )
-    return int(requested or limit)
+    return requested or int(min(limit, usual))
 
 
 TASK = TextToText

@@ -1,4 +1,4 @@
-"""Load encoder-decoder models, and patch them for batches of `text_to_text.tokens`."""
+"""Load encoder-decoder models, and patch them for batches of `batching.text_pairs`."""
 
 from __future__ import annotations
 

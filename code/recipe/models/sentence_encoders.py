@@ -12,20 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.backend.saved.origin import Origin
-from recipe.compat import dtype_argument
+from recipe.compat import attend_fully, new_weights
 from recipe.console import say, say_row
-from recipe.errors import ModelError
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.models import lora, packed_encoders
-from recipe.models.pretrained import Source
 from recipe.settings import ModelSettings
-from recipe.storage import checksums
-from recipe.tasks.sentence_embedding.serve import load_modules
 
 AFTER = "after_encoder"
 """The attribute of an encoder with the modules that follow it: pooling, then any others."""
@@ -36,21 +31,61 @@ _POOLS = {
     "cls": packed_encoders.firsts,
 }
 """Pooling functions for packed texts, by the library's names."""
+_AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
+"""Modules that read the pooled vector alone."""
+_REMEDY = (
+    "Only a transformer with pooling and dense layers is read: train others by "
+    "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
+)
 _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
 
 
-def load(
-    source: Source, settings: ModelSettings
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
-    """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
-    SentenceTransformer. Raise ModelError as `load_modules`."""
-    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
-    if settings.hf_token:
-        options["token"] = settings.hf_token
-    with checksums.verified(source.name):
-        sentences = load_modules(Origin(source.name, options), "cpu", dtype_argument(torch.float32))
-    is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
-    why = "from the model" if is_saved else "the default without a modules.json"
+def read(
+    name: str,
+    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    device: str,
+    model_kwargs: Mapping[str, Any],
+) -> Any:
+    """Return a SentenceTransformer: a transformer, its pooling and dense layers.
+
+    Args:
+        name: A folder, or a name on the hub.
+        options: Arguments for every `from_pretrained`.
+        settings: Those in its config_sentence_transformers.json; empty if it has none.
+        model_kwargs: Further arguments, for the transformer.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, lacks layers, or consists of something else.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    kind = settings.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":  # would be loaded with mean pooling
+        raise ModelError(f"The model {name} is a {kind} of sentence-transformers.", _REMEDY)
+    try:
+        sentences: Any = SentenceTransformer(
+            name, device=device, model_kwargs=dict(model_kwargs), **options
+        )
+    except (*UNLOADABLE, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The model {name} cannot be loaded: {why_unloadable(error)}",
+            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
+            "job without network takes it from a channel called model.",
+        ) from error
+    parts = [type(module).__name__ for module in sentences]
+    encoder = getattr(sentences[0], "auto_model", None)
+    is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
+    if not is_usual or not isinstance(encoder, PreTrainedModel):
+        raise ModelError(f"The model {name} consists of {', '.join(parts)}.", _REMEDY)
+    new_weights.check_layers(name, encoder, new_weights.missing_weights(encoder))
+    attend_fully(encoder)
+    return sentences
+
+
+def trained_as_one(sentences: Any, settings: ModelSettings, why: str) -> PreTrainedModel:
+    """Return the encoder of a SentenceTransformer with the modules that follow it, and maybe
+    adapters. `why` is the reason for its pooling, for the log."""
     others = "".join(f", then {type(module).__name__}" for module in list(sentences)[2:])
     say_row("pooling", f"{_mode(sentences[1])} ({why}){others}")
     named = sentences.similarity_fn_name
@@ -62,13 +97,15 @@ def load(
     sentences.similarity_fn_name = "cosine"
     encoder = sentences[0].auto_model
     setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
-    wrapped = lora.wrap(encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False)
+    wrapped: PreTrainedModel = lora.wrap(
+        encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False
+    )
     for name, weight in wrapped.named_parameters():
         # The encoder's pooler is for heads: it does not affect the vectors, and DDP would wait for
         # its gradients.
         if ".pooler." in f".{name}":
             weight.requires_grad_(False)
-    return wrapped, sentences.tokenizer, sentences
+    return wrapped
 
 
 def _mode(pooling: Any) -> str:
@@ -147,7 +184,6 @@ def save(
     sentences: Any,
     model: Any,
     weights: Mapping[str, Any] | None,
-    max_length: int,
     folder: Path,
     settings: ModelSettings,
 ) -> None:
@@ -165,5 +201,4 @@ def save(
     setattr(first, encoder_name, inner)
     for number, module in enumerate(after, 1):
         sentences[number] = module
-    sentences.max_seq_length = max_length
     sentences.save_pretrained(str(folder), create_model_card=False)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recipe.errors import HyperparameterError
-
-if TYPE_CHECKING:  # servers use this module and start without the Trainer
-    from recipe.settings import DataSettings
 
 
 def language_tokens(tokenizer: Any) -> Mapping[str, int]:
@@ -22,7 +19,7 @@ def language_tokens(tokenizer: Any) -> Mapping[str, int]:
     return known or {code: int(tokenizer.convert_tokens_to_ids(code)) for code in special}
 
 
-def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
+def mark(model: Any, tokenizer: Any, source_lang: str | None, target_lang: str | None) -> None:
     """Set the languages of a multilingual tokenizer, and the first token that the model generates.
 
     Raises:
@@ -30,8 +27,7 @@ def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
     """
     if not (known := language_tokens(tokenizer)):
         return
-    for name, attribute in (("source_lang", "src_lang"), ("target_lang", "tgt_lang")):
-        requested = getattr(settings, name)
+    for name, requested in (("source_lang", source_lang), ("target_lang", target_lang)):
         # `en` may stand for `en_XX`.
         longer = [code for code in known if code.startswith(f"{requested}_")]
         language = requested if requested in known or len(longer) != 1 else longer[0]
@@ -41,6 +37,7 @@ def mark(model: Any, tokenizer: Any, settings: DataSettings) -> None:
                 f"Hyperparameter {name} {shown}, and the model marks texts with their languages.",
                 f"Give one of {', '.join([*known][:60])}.",
             )
+        attribute = "src_lang" if name == "source_lang" else "tgt_lang"
         setattr(tokenizer, attribute, language)
         tokenizer.init_kwargs[attribute] = language  # since this is saved
     first = known[tokenizer.tgt_lang]
