@@ -66,7 +66,7 @@ class Prompts:
                 "Only one text can be streamed: send one prompt, and no num_return_sequences (n)."
             )
         settings = replace(settings, stop=(*settings.stop, *self.stop))
-        inputs = request.read(a_prompt, self.loaded.columns)
+        inputs = request.read(a_prompt)
         count = len(inputs.values)
         bounds.hold(Bound.ROWS, count)
         reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"

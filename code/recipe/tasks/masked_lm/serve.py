@@ -56,7 +56,7 @@ class MaskFiller(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS, "fill-mask")
         mask = self.loaded.tokenizer.mask_token_id
-        prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
+        prepared = self.loaded.encode(request, request.read(a_text))
         rows = [
             replace(row, keep=[index for index, token in enumerate(row.ids) if token == mask])
             for row in prepared.work

@@ -85,7 +85,7 @@ class Embedder(ServedTask):
                 )
             inputs: Inputs = Ranking([source, *texts], texts=texts, ranked=False)
         else:
-            inputs = request.read(a_text, self.loaded.columns)
+            inputs = request.read(a_text)
             count, width = len(inputs.values), self.width
             width = min(width, request.parameters.get("truncate_dim", width))
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
@@ -246,7 +246,7 @@ class TokenFeatures(ServedTask):
         request = request.renamed({"truncate": "truncation"})
         known = {"truncation", "truncation_direction", "max_length"}
         request = request.checked(known, "feature-extraction")
-        prepared = self.loaded.encode(request, request.read(a_text, self.loaded.columns))
+        prepared = self.loaded.encode(request, request.read(a_text))
         tokens, width = prepared.tokens, self.loaded.width
         bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
         return prepared

@@ -109,7 +109,7 @@ class TextGenerator(ServedTask):
 
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
-        inputs = request.read(a_text, self.loaded.columns)
+        inputs = request.read(a_text)
         generation: Any = self.loaded.model.generation_config
         languages: dict[str, str | None] = {}
         first: dict[str, int] = {}

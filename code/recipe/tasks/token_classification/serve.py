@@ -59,7 +59,7 @@ class Tagger(ServedTask):
                 )
             if shared >= limit - 2:
                 raise BadRequest(f"stride must be less than the {limit} tokens read.")
-        inputs = request.read(a_text, self.loaded.columns)
+        inputs = request.read(a_text)
         before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
         bounds.hold(Bound.ROWS, len(inputs.values))
         specials = len(tokenizer("")["input_ids"])
