@@ -107,6 +107,8 @@ class Served:
     """The Auto classes of transformers whose models have the task's head."""
     adapters: tuple[str, ...] = ()
     """peft's names of the task."""
+    inputs: Sequence[Form] = ()
+    """What an input of a request may hold, the usual form first; empty: a text alone."""
     routes: tuple[str, ...] = ()
     """The routes of APIs that its models may answer; `ServedTask.lacking` are exceptions."""
     form: str = "json"

@@ -241,18 +241,21 @@ def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> No
         bodies.read_request(body, kind)
 
 
+PAIR = {"text": "a", "text_pair": "b"}
+
+
 @pytest.mark.parametrize(
     ("body", "columns", "texts"),
     [
-        ("id,Sentence1,sentence2\n1,a,b\n", ("sentence1", "sentence2"), [("a", "b")]),
-        ("sentence2,sentence1,label\nb,a,0\n", ("sentence1", "sentence2"), [("a", "b")]),
+        ("id,Sentence1,sentence2\n1,a,b\n", ("sentence1", "sentence2"), [PAIR]),
+        ("sentence2,sentence1,label\nb,a,0\n", ("sentence1", "sentence2"), [PAIR]),
         # The model's own column, and not the one whose name is usual.
         ("title,headline\nt,h\n", ("headline",), ["h"]),
         ("satz,art\ngut,1\n", ("satz",), ["gut"]),
         ("Comment\ngood\n", ("Comment",), ["good"]),
         ("Comment\n", ("Comment",), ["Comment"]),
         # A header that lacks one of them, and none at all.
-        ("text,text_pair\na,b\n", ("sentence1", "sentence2"), [("a", "b")]),
+        ("text,text_pair\na,b\n", ("sentence1", "sentence2"), [PAIR]),
         ("a\nb\n", ("headline",), ["a", "b"]),
     ],
 )
@@ -260,18 +263,18 @@ def test_csv_is_read_by_the_columns_that_a_model_was_trained_on(
     body: str, columns: tuple[str, ...], texts: list[Any]
 ) -> None:
     request = bodies.read_request(body.encode(), "text/csv")
-    assert list(request.read(payloads.a_text_or_pair, columns).values) == texts
+    assert list(request.read(lambda value: value, columns).values) == texts
 
 
 def test_rows_without_the_models_columns_are_their_own_fault() -> None:
     body = b"id,sentence1,sentence2\n1,a,b\n2,c\n3,d,e\n"
     request = bodies.read_request(body, "text/csv")
-    inputs = request.read(payloads.a_text_or_pair, ("sentence1", "sentence2"))
-    assert list(inputs.values) == [("a", "b"), ("d", "e")]
+    inputs = request.read(lambda value: value, ("sentence1", "sentence2"))
+    assert list(inputs.values) == [PAIR, {"text": "d", "text_pair": "e"}]
     assert "row 3" in inputs.faults[1]
-    unknown = bodies.read_request(body, "text/csv")
+    unknown = bodies.read_request(b"id,one,other\n1,a,b\n", "text/csv")
     with pytest.raises(BadRequest, match="columns that the model was trained on"):
-        unknown.read(payloads.a_text_or_pair, ("premise", "hypothesis"))
+        unknown.read(lambda value: value, ("premise", "hypothesis"))
 
 
 @pytest.mark.parametrize(

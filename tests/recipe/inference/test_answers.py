@@ -188,7 +188,7 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
     for entry in parts:
         assert (ANSWERED * 6)[entry["start"] : entry["end"]] == entry["answer"]
     for wrong, words in [
-        (question_body("who"), "not a question"), (question_body({"question": ["who"], "context": A}), "not a question"), (question_body({"question": "", "context": A}), "empty"),
+        (question_body("who"), "question and context"), (question_body({"question": ["who"], "context": A}), "question and context"), (question_body({"question": "", "context": A}), "empty"),
         (question_body(body, top_p=0.5), "takes align_to_words"),
         (question_body({"question": LONG * 4, "context": A}), "no room"),
     ]:  # fmt: skip

@@ -170,10 +170,11 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
         ({"inputs": "a", "top_k": 2, "parameters": {"top_k": 3}}, "twice"),
         ({"inputs": "a", "top_k": 0}, "top_k is 0"), ({"inputs": "a", "top_k": 1.5}, "top_k is 1.5"),
         ({"inputs": "a", "parameters": {"function_to_apply": "tanh"}}, "sigmoid, softmax, none or"),
-        ({"question": "a", "context": "b"}, "not a text or a pair"),
-        ({"query": "a", "texts": ["b"]}, "3 labels"), ({"inputs": [["a", "b", "c"]]}, "not a text or"),
-        ({"inputs": {"text": ["a"], "text_pair": ["b"]}}, "not a text"),
-        ({"inputs": [{"text": "a", "id": 3}]}, "not a text"), ({"inputs": 3}, "not a text"),
+        ({"question": "a", "choices": ["b"]}, "'choices'"),
+        ({"query": "a", "texts": ["b"]}, "3 labels"), ({"inputs": [["a", "b", "c"]]}, "not an object"),
+        ({"inputs": {"text": ["a"], "text_pair": ["b"]}}, "text or text and text_pair"),
+        ({"inputs": [{"text": "a", "id": 3}]}, "not an object"), ({"inputs": 3}, "not an object"),
+        ({"inputs": {"text": "a", "Text": "b"}}, "not an object"),
         ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
         ({"inputs": "a", "options": {"wait": True}}, "'options'"),
         (b'{"inputs": "a", "top_k": NaN}', "NaN"), (b'{"inputs": "\\ud800"}', "surrogate"),
@@ -184,7 +185,7 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
     best = served.ask({"inputs": "a", "options": {"wait_for_model": True}, "parameters": None})
     assert list(best[0]) == ["label", "score"]
     # A line that is none of the task's is its own fault.
-    lines = b'{"inputs": "a"}\n{"question": "a", "context": "b"}\n{"text": "a", "text_pair": "b"}\n'
+    lines = b'{"inputs": "a"}\n{"inputs": {"context": "b"}}\n{"text": "a", "text_pair": "b"}\n'
     answers = served.ask((lines, "application/jsonlines"))
     assert [list(entry) for entry in answers] == [["label", "score"], ["error"], ["label", "score"]]
     rows = b"id,text,text_pair\n1,a,b\n"
@@ -340,7 +341,7 @@ def test_a_precision_is_computed_or_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> None:
-    names = ["premise", "hypothesis"]
+    names = ["hypothesis", "premise"]  # in training the hypothesis was first
     folder = save(
         "BertForSequenceClassification", tmp_path / "model", num_labels=1, text_columns=names
     )
@@ -348,17 +349,21 @@ def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> N
     first, second, *_ = TEXTS
     pair = {"text": first, "text_pair": second}
     (expected,) = served.ask([pair])
-    rows = f'id,hypothesis,premise\n1,"{second}","{first}"\n2,x\n'.encode()
+    rows = f'id,premise,hypothesis\n1,"{second}","{first}"\n2,x\n'.encode()
     answer, fault = served.ask((rows, "text/csv"))
     assert answer == expected
     assert "row 3" in fault["error"]["message"]
-    assert served.ask({"inputs": [{"premise": first, "hypothesis": second}]}) == [expected]
+    for one, other in [names, ("sentence1", "sentence2"), ("Query", "Passage")]:
+        assert served.ask({"inputs": [{other: second, one: first}]}) == [expected]
+        csv = f'{other},{one}\n"{second}","{first}"\n'.encode()
+        assert served.ask((csv, "text/csv")) == [expected]
+    assert served.ask({"premise": second, "hypothesis": first}) == expected
     # As it stands, it is a cross-encoder too.
     ranked = served.ask({"query": first, "texts": TEXTS})
     scores = {entry["index"]: entry["score"] for entry in ranked}
     assert scores[1] == pytest.approx(expected["score"], abs=1e-6)
     for body in (b"premise,other\na,b\n", f"{first}\n{second}\n".encode()):
-        with pytest.raises(ValueError, match=r"trained on|pairs of texts \(premise, hypothesis\)"):
+        with pytest.raises(ValueError, match=r"trained on|hypothesis and premise"):
             served.ask((body, "text/csv"))
 
 

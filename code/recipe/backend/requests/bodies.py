@@ -28,12 +28,14 @@ from recipe.backend.requests.payloads import (
     media_type,
 )
 from recipe.data.column_names import plain
+from recipe.spec import PAIRS
 
 _FORMS: tuple[frozenset[str], ...] = (
     frozenset({"text", "text_pair"}),
     frozenset({"question", "context"}),
     frozenset({"source_sentence", "sentences"}),
     frozenset({"query", "texts"}),
+    *map(frozenset, PAIRS),
 )
 """Inputs of several parts, which may stand in a request's body without the name `inputs`."""
 _OPTIONS = {"use_cache", "use_gpu", "wait_for_model"}
@@ -231,7 +233,8 @@ def _read_rows(rows: Sequence[Sequence[str]], columns: Sequence[str] = ()) -> Re
     text."""
     header = [plain(cell) for cell in rows[0]] if rows else []
     forms = [{name: name for name in sorted(form)} for form in _FORMS[:2]]
-    forms += [{"text": name} for name in TEXT_KEYS]
+    forms += [{"text": name} for name in TEXT_KEYS if len(columns) < 2]
+    forms += [{"text": first, "text_pair": second} for first, second in PAIRS]
     if len(columns) in (1, 2):
         parts = zip(("text", "text_pair"), map(plain, columns), strict=False)
         forms.insert(0, dict(parts))

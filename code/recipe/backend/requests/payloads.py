@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.backend.requests.parameters import RULES, Rule, are_ids, faults
-from recipe.spec import TEXT_NAMES
+from recipe.backend.requests.parameters import RULES, Rule, are_ids, are_texts, faults
+from recipe.spec import TEXT_NAMES, Form, Kind, normalized
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
@@ -249,22 +249,38 @@ def a_text(value: Any) -> str:
     raise BadRequest(f"An input is {json.dumps(value)[:60]}, not a text. {EXAMPLE}")
 
 
-def a_text_or_pair(value: Any) -> Text:
-    """Return a text, or a pair given as `{"text", "text_pair"}` or as a list of two texts. Raise
-    BadRequest if the value is neither."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict) and set(value) <= {"text", "text_pair"} and "text" in value:
-        first, second = value["text"], value.get("text_pair")
-        return a_text(first) if second is None else (a_text(first), a_text(second))
-    pair = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if isinstance(pair, (list, tuple)) and len(pair) == 2:
-        return a_text(pair[0]), a_text(pair[1])
+def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
+    """Return the cells of an object by the roles of their columns.
+
+    Args:
+        value: An object by names of columns.
+        forms: What the object may hold, the usual form first.
+
+    Raises:
+        BadRequest: The value is not an object of one of the forms.
+    """
     if isinstance(value, bytes):
-        return a_text(value)
+        a_text(value)
+    record = value if isinstance(value, dict) else {}
+    given = [(normalized(name), cell) for name, cell in record.items() if cell is not None]
+    for form in forms:
+        cells = {
+            column.role: cell
+            for column in form.columns
+            for name, cell in given
+            if name in map(normalized, column.names)
+            and (are_texts(cell) if column.kind is Kind.TEXTS else isinstance(cell, str))
+        }
+        if len(cells) == len(form.columns) == len(given):
+            return cells
+    texts = [
+        {c.names[0]: ["a", "b"] if c.kind is Kind.TEXTS else "a text" for c in form.columns}
+        for form in forms[:2]
+    ]
     raise BadRequest(
-        f"An input is {json.dumps(value)[:60]}, not a text or a pair of texts. {EXAMPLE[:-1]}"
-        ', or {"inputs": [{"text": "a text", "text_pair": "another"}]}.'
+        f"An input is {json.dumps(value)[:60]}, not an object of "
+        f"{' or '.join(' and '.join(keys) for keys in texts)}. Send for example "
+        f"{json.dumps({'inputs': texts[0]})}."
     )
 
 

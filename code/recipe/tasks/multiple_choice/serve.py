@@ -17,7 +17,7 @@ from recipe.backend.requests.payloads import (
     Inputs,
     Prepared,
     Request,
-    a_text,
+    read_record,
 )
 from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
@@ -25,11 +25,6 @@ from recipe.backend.served_task import ServedTask
 from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
 from recipe.tasks.multiple_choice.spec import SPECS
 
-_KEYS = frozenset({"question", "choices"})
-_EXAMPLE = (
-    'Send for example {"inputs": {"question": "Where does the sun rise?", "choices": ["in the '
-    'east", "in the west"]}}, and maybe a "context".'
-)
 Question = tuple[str, str, list[str]]
 """A context (may be empty), a question, and its choices."""
 
@@ -84,20 +79,11 @@ class Chooser(ServedTask):
 
 
 def a_question(value: Any) -> Question:
-    """Return an input's context, question and choices.
-
-    Raises:
-        BadRequest: One of them is missing or empty.
-    """
-    if isinstance(value, bytes):
-        a_text(value)
-    is_object = isinstance(value, dict) and _KEYS <= set(value) <= {*_KEYS, "context"}
-    choices = value["choices"] if is_object else ()
-    if not isinstance(choices, list) or len(choices) < 2:
+    """Return an input's context, question and choices. Raise BadRequest if one is missing."""
+    cells = read_record(value, Chooser.served.inputs)
+    question, choices = cells["question"], cells["choices"]
+    if len(choices) < 2 or not all(text.strip() for text in (question, *choices)):
         raise BadRequest(
-            f"An input is {str(value)[:60]!r}, not a question with two or more choices. {_EXAMPLE}"
+            f"A question needs two or more choices, and no text may be empty: {str(choices)[:60]}."
         )
-    texts = [a_text(text) for text in (value.get("context", ""), value["question"], *choices)]
-    if not all(text.strip() for text in texts[1:]):
-        raise BadRequest(f"A question or a choice is empty. {_EXAMPLE}")
-    return texts[0], texts[1], texts[2:]
+    return cells.get("context", ""), question, choices

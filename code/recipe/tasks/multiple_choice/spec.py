@@ -28,6 +28,7 @@ _ANSWER = Column(
 _CHOICES = Column(
     role="choices", names=("choices", "choices.text", "question.choices", "options", "endings")
 )
+_TEXTS = replace(_CHOICES, kind=Kind.TEXTS)
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
     role="endings",
@@ -62,6 +63,7 @@ SPECS = (
             "multiple-choice": Served(
                 load="tasks.multiple_choice.serve:Chooser.load",
                 architectures=("AutoModelForMultipleChoice",),
+                inputs=(Form((_QUESTION, _TEXTS)), Form((_CONTEXT, _QUESTION, _TEXTS))),
             )
         },
     ),

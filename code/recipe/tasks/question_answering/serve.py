@@ -13,7 +13,7 @@ from transformers import AutoModelForQuestionAnswering
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, read_record
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
@@ -27,7 +27,6 @@ PARAMETERS = {
 }  # fmt: skip
 _NONE = "handle_impossible_answer"
 _MAX_SEQ_LEN, _DOC_STRIDE, _MAX_ANSWER_LEN = 384, 128, 15
-_EXAMPLE = 'Send for example {"inputs": {"question": "Who?", "context": "It was Ada."}}.'
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class QuestionAnswerer(ServedTask):
             types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
             windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
         if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
-            raise BadRequest(f"A context is empty. {_EXAMPLE}")
+            raise BadRequest("A context is empty.")
         return windows
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
@@ -214,19 +213,8 @@ def _log_sum(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def question_and_context(value: Any) -> tuple[str, str]:
-    """Return an input's question and its context.
-
-    Raises:
-        BadRequest: It does not have both, or one of them is empty.
-    """
-    if isinstance(value, bytes):
-        a_text(value)
-    is_record = isinstance(value, dict) and set(value) == {"question", "context"}
-    if not is_record or not all(isinstance(part, str) for part in value.values()):
-        raise BadRequest(
-            f"An input is {str(value)[:60]!r}, not a question with its context. {_EXAMPLE}"
-        )
-    question, context = value["question"], value["context"]
-    if not question.strip() or not context.strip():
-        raise BadRequest(f"A question or a context is empty. {_EXAMPLE}")
-    return question, context
+    """Return an input's question and its context. Raise BadRequest if one is missing or empty."""
+    cells = read_record(value, QuestionAnswerer.served.inputs)
+    if not all(text.strip() for text in cells.values()):
+        raise BadRequest("A question or a context is empty.")
+    return cells["question"], cells["context"]

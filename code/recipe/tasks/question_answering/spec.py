@@ -76,6 +76,7 @@ SPECS = (
                 load="tasks.question_answering.serve:QuestionAnswerer.load",
                 architectures=("AutoModelForQuestionAnswering",),
                 adapters=("QUESTION_ANS",),
+                inputs=(Form((_QUESTION, _CONTEXT)),),
                 form="question",
             ),
         },

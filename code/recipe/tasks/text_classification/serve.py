@@ -4,7 +4,7 @@ cross-encoder."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +22,15 @@ from recipe.backend.requests.payloads import (
     Prepared,
     Request,
     Text,
-    a_text_or_pair,
+    a_text,
+    read_record,
 )
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.spec import TEXT, TEXT_PAIR, Form
 from recipe.tasks.text_classification.spec import SPECS
 
 PARAMETERS = {
@@ -56,7 +58,7 @@ class Classifier(ServedTask):
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
-        return Request(inputs=[text if len(self.loaded.columns) < 2 else (text, text)])
+        return Request(inputs=[text if len(self.loaded.columns) < 2 else [text, text]])
 
     @property
     def lacking(self) -> Set[str]:
@@ -99,23 +101,19 @@ class Classifier(ServedTask):
         return self.loaded.encode(request, inputs)
 
     def text_or_pair(self, value: Any) -> Text:
-        """Return an input's text or pair; a pair may have the names of the columns in training.
-
-        Raises:
-            BadRequest: It is neither, or one text although the model was trained on pairs.
-        """
+        """Return an input's text or pair, which may be a list, or have the names of the columns in
+        training. Raise BadRequest if it is neither, or one text and the model takes pairs."""
         columns = self.loaded.columns
-        is_pair = len(columns) == 2
-        if is_pair and isinstance(value, dict) and set(value) == set(columns):
-            value = {"text": value[columns[0]], "text_pair": value[columns[1]]}
-        text = a_text_or_pair(value)
-        if is_pair and isinstance(text, str):
-            raise BadRequest(
-                f"The model was trained on pairs of texts ({columns[0]}, {columns[1]}), and an "
-                f"input is one text: {text[:60]!r}. Send for example "
-                '{"inputs": [{"text": "the first", "text_pair": "the second"}]}.'
-            )
-        return text
+        if isinstance(value, str) and len(columns) < 2:
+            return value
+        pair = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(pair, list) and len(pair) == 2:
+            return a_text(pair[0]), a_text(pair[1])
+        named = zip((TEXT, TEXT_PAIR), columns, strict=False)
+        trained = Form(tuple(replace(column, names=(name,)) for column, name in named))
+        forms = [form for form in self.served.inputs if len(form.columns) >= len(columns)]
+        cells = read_record(value, [trained, *forms] if columns else forms)
+        return (cells["text"], cells["text_pair"]) if "text_pair" in cells else str(cells["text"])
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request an answer for each text: its best label; with `top_k` a list of

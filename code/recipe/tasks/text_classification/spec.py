@@ -60,6 +60,11 @@ SPECS = (
                 load="tasks.text_classification.serve:Classifier.load",
                 architectures=("AutoModelForSequenceClassification",),
                 adapters=("SEQ_CLS",),
+                inputs=(
+                    Form((TEXT,)),
+                    Form((TEXT, TEXT_PAIR)),
+                    *pair_forms(PAIRS, TEXT, TEXT_PAIR),
+                ),
                 routes=(routes.PREDICT, *routes.RANKING),
                 form="pair",
             ),
