@@ -2,8 +2,8 @@
 
 They follow the image for which the file was written: Hugging Face's, where a request is a dict and
 the model a pipeline, or PyTorch's, where a request is a tensor. The image is inferred from the
-loaded model, the file's imports and the model's folder, and printed once;
-AMPHORA_HANDLER_DEFAULTS (huggingface, pytorch) sets it.
+loaded model and the file's imports, and printed once; AMPHORA_HANDLER_DEFAULTS (huggingface,
+pytorch) sets it.
 """
 
 from __future__ import annotations

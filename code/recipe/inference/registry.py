@@ -26,6 +26,7 @@ _SYNONYMS = {
     "sentence-embeddings": SENTENCES,
 }
 _SAME_HEAD = {"zero-shot-classification": "text-classification"}
+_SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
 # Tasks whose models have no head, or many uses: their classes do not determine the task.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
@@ -61,7 +62,7 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
             "Write a code/inference.py with `def model_fn(model_dir): return "
             f'transformers.pipeline("{name}", model=model_dir)`.'
         )
-        if "audio" in name or "speech" in name:
+        if name in _SOUNDS:
             remedy += (
                 " It decodes sounds by ffmpeg. Without that, read WAV of 16 bits by `def "
                 "input_fn(body, kind): rate, raw = scipy.io.wavfile.read(io.BytesIO(body)); return "

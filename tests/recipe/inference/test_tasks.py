@@ -173,7 +173,7 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
         ({"question": "a", "choices": ["b"]}, "'choices'"),
         ({"query": "a", "texts": ["b"]}, "3 labels"), ({"inputs": [["a", "b", "c"]]}, "not an object"),
         ({"inputs": {"text": ["a"], "text_pair": ["b"]}}, "text or text and text_pair"),
-        ({"inputs": [{"text": "a", "id": 3}]}, "not an object"), ({"inputs": 3}, "not an object"),
+        ({"inputs": [{"text": "a", "id": 3}]}, "not an object"), ({"inputs": 3}, "not a text"),
         ({"inputs": {"text": "a", "Text": "b"}}, "not an object"),
         ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
         ({"inputs": "a", "options": {"wait": True}}, "'options'"),

@@ -104,8 +104,8 @@ class Classifier(ServedTask):
         """Return an input's text or pair, which may be a list, or have the names of the columns in
         training. Raise BadRequest if it is neither, or one text and the model takes pairs."""
         columns = self.loaded.columns
-        if isinstance(value, str) and len(columns) < 2:
-            return value
+        if not isinstance(value, (dict, list)) and len(columns) < 2:
+            return a_text(value)
         pair = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(pair, list) and len(pair) == 2:
             return a_text(pair[0]), a_text(pair[1])
