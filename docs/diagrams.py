@@ -1,7 +1,7 @@
 """Write the drawings in docs/images: `.venv/bin/python docs/diagrams.py`.
 
 Each drawing is a list of boxes, arrows and notes. It has its own background, so that it is readable
-on any page, and dark colours if the reader prefers them. tests/repository/test_site.py
+on any page, and dark colours if the reader prefers them. tests/repository/test_release.py
 compares the files with what this makes.
 """
 

@@ -1,7 +1,7 @@
 """Write docs/REFERENCE.md and the tables of tasks in README.md and docs/DATA.md from the code:
 `.venv/bin/python docs/reference.py`.
 
-tests/repository/test_site.py fails if a page differs from what this makes.
+tests/repository/test_release.py fails if a page differs from what this makes.
 """
 
 from __future__ import annotations

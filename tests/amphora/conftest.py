@@ -2,19 +2,14 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from http.server import SimpleHTTPRequestHandler
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import http_server
 from tests.support.job_tree import Tree
-from tests.support.preloading import preloading, run_script
+from tests.support.preloading import preloading
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +20,9 @@ def amphora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, s
         yield variables
 
 
-@dataclass
-class ForkedTree(Tree):
-    """A tree whose jobs are forks of the process `amphora`, but for those of another command."""
-
-    amphora: Mapping[str, str] = field(default_factory=dict)
-
-    def run(
-        self, command: Sequence[str], environ: Mapping[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
-        if [*command[:3]] != [sys.executable, "-m", "amphora"]:
-            return super().run(command, environ, timeout)
-        return run_script(self.amphora, command[2:], environ, Path.cwd(), "amphora")
-
-
 @pytest.fixture
 def tree(tmp_path: Path, amphora: Mapping[str, str]) -> Tree:
-    return ForkedTree(tmp_path / "ml", amphora=amphora)
+    return Tree(tmp_path / "ml", amphora=amphora)
 
 
 @pytest.fixture
@@ -68,16 +49,13 @@ def bucket(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
     folder = tmp_path / "s3" / "code" / "job"
     folder.mkdir(parents=True)
 
-    class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, directory=str(tmp_path / "s3"))
+    class Handler(http_server.Quiet):
+        def do_GET(self) -> None:
+            path = tmp_path / "s3" / self.path.partition("?")[0].strip("/")
+            body = path.read_bytes() if path.is_file() else b""
+            self.reply(200 if body else 404, body, {"ETag": '"1"'})
 
-        def end_headers(self) -> None:
-            self.send_header("ETag", '"1"')
-            super().end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+        do_HEAD = do_GET
 
     with http_server.running(Handler) as port:
 

@@ -133,18 +133,8 @@ def test_an_error_has_the_key_its_value_and_the_remedy(
         assert part in str(raised.value)
 
 
-def test_names_near_ours_and_spaces_are_no_errors() -> None:
+def test_all_that_the_sources_read_is_known_and_names_near_ours_are_no_errors() -> None:
     assert read_limits({"AMPHORA_STOP_SECONDS": " 2.5 ", "AMPHORAX": "a user's"}) == (2.5, 300)
-
-
-def test_the_help_of_train_leads_to_the_hyperparameters(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "hyperparameters.json" in shown and "code/train.py --help" in shown
-
-
-def test_all_that_the_sources_read_is_known() -> None:
     root = Path(__file__).parents[3]
     sources = [*(root / "container").rglob("*.py"), *(root / "code").rglob("*.py")]
     sources += root.glob("Dockerfile.*")
@@ -153,3 +143,10 @@ def test_all_that_the_sources_read_is_known() -> None:
         # AMPHORA_ARGUMENT_... are made up for one start.
         read = set(re.findall(r"\bAMPHORA_(?!ARGUMENT)[A-Z]\w*", source.read_text()))
         assert read <= known, f"{source}: list it in amphora.common.variables"
+
+
+def test_the_help_of_train_leads_to_the_hyperparameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "hyperparameters.json" in shown and "code/train.py --help" in shown

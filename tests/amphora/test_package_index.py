@@ -141,7 +141,7 @@ class TestPrivateIndexes:
         self, index: IndexServer, scripted: Tree, pip: dict[str, str]
     ) -> None:
         password = quote(index.password, safe="")
-        url = f"http://{index.user}:{password}@127.0.0.1:{index.port}/private/simple/"
+        url = index.address.replace("//", f"//{index.user}:{password}@") + "/private/simple/"
         result = asking(scripted).train(**pip, PIP_INDEX_URL=url)
         assert "imported installed" in result.stdout, result.stderr
         assert f"from {index.address}/private/simple/" in result.stderr
@@ -152,7 +152,7 @@ class TestPrivateIndexes:
         self, index: IndexServer, scripted: Tree, pip: dict[str, str]
     ) -> None:
         # pip itself shows what stands before an empty password.
-        url = f"http://token-of-an-account:@127.0.0.1:{index.port}/private/simple/"
+        url = index.address.replace("//", "//token-of-an-account:@") + "/private/simple/"
         result = asking(scripted).train(**pip, PIP_INDEX_URL=url)
         assert result.returncode == 2 and scripted.failure
         assert "The index refuses the credentials" in scripted.failure[:1024]

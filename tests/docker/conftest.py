@@ -7,14 +7,16 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.docker.material import save_data, save_tiny_model
-from tests.docker.sdk import Recorder, Sdk, environment
-from tests.support.sdk_environments import one_at_a_time, sdk_python
+from tests.support import http_server
+from tests.support.sdk_environments import one_at_a_time, sdk_python, sdk_variables
 from tests.support.until import until
 
 HERE = Path(__file__).parent
@@ -60,15 +62,18 @@ class Docker:
         return built.stdout.strip()
 
 
-def ready(script: str, **environ: str) -> str:
+def ready(script: str, *arguments: str, **environ: str) -> str:
     """What a script that makes something ready prints; skips the test where it cannot."""
     with one_at_a_time():
         made = subprocess.run(
-            [str(HERE / script)], env=os.environ | environ, text=True, capture_output=True
+            [str(HERE / script), *arguments],
+            env=os.environ | environ,
+            text=True,
+            capture_output=True,
         )
     if made.returncode == CANNOT:
         pytest.skip(made.stderr.splitlines()[-1])
-    assert made.returncode == 0, made.stderr
+    assert made.returncode == 0, made.stderr[-8000:]
     return made.stdout.strip()
 
 
@@ -82,15 +87,7 @@ def docker() -> Iterator[Docker]:
 
 def stand_in(docker: Docker, kind: str) -> str:
     """The name of a base image that `bases.sh` made."""
-    with one_at_a_time():
-        made = subprocess.run(
-            [str(HERE / "bases.sh"), kind],
-            env=os.environ | {"DOCKER": docker.client},
-            text=True,
-            capture_output=True,
-        )
-    assert made.returncode == 0, made.stderr[-8000:]
-    return made.stdout.strip()
+    return ready("bases.sh", kind, DOCKER=docker.client)
 
 
 @pytest.fixture(scope="session")
@@ -181,11 +178,6 @@ def make_job(
     docker("run", "--rm", "--entrypoint", "sh", *remove)
 
 
-@pytest.fixture(scope="module")
-def job(make_job: Callable[[], Job]) -> Job:
-    return make_job()
-
-
 @contextlib.contextmanager
 def container(docker: Docker, *arguments: str) -> Iterator[str]:
     """The id of a container in the background, which is removed at the end."""
@@ -197,48 +189,90 @@ def container(docker: Docker, *arguments: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def endpoint_of(docker: Docker, image: str, *options: str) -> Iterator[tuple[str, str]]:
-    """A serving container on a free port: its address, and its id."""
+def endpoint_of(
+    docker: Docker, image: str, *options: str, seconds: float = 90
+) -> Iterator[tuple[str, str]]:
+    """A healthy serving container on a free port: its address, and its id."""
     with container(docker, "-p", "127.0.0.1::8080", *options, image, "serve") as name:
         port = docker("port", name, "8080").stdout.rsplit(":", 1)[1].strip()
-        yield f"http://127.0.0.1:{port}", name
+        address = f"http://127.0.0.1:{port}"
+
+        def is_healthy() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{address}/ping", timeout=2).status_code == 200
+            return False
+
+        until(is_healthy, seconds, lambda: docker("logs", name).stdout)
+        yield address, name
 
 
-def wait_until_healthy(address: str, container: str, docker: Docker, seconds: float = 90) -> None:
-    def is_healthy() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{address}/ping", timeout=2).status_code == 200
-        return False
+@dataclass(frozen=True)
+class Outcome:
+    """What a program printed, and the value that it returned."""
 
-    until(is_healthy, seconds, lambda: docker("logs", container).stdout)
+    output: str
+    value: Any
 
 
-LocalMode = tuple[dict[str, str], Recorder]
+@dataclass(frozen=True)
+class Sdk:
+    """One of the SDKs: runs the functions of a file next to this one in its environment."""
+
+    python: str
+    programs: str
+    folder: Path
+    environ: dict[str, str]
+
+    def __call__(self, function: str, **arguments: object) -> Outcome:
+        given = json.dumps({"root": self.folder, **arguments}, default=str)
+        done = subprocess.run(
+            [self.python, str(HERE / self.programs), function, given],
+            env=self.environ,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-8000:]
+        output, _, value = done.stdout.rpartition("RETURNED ")
+        return Outcome(output, json.loads(value))
+
+
+LocalMode = tuple[dict[str, str], list[str]]
 """The variables for an SDK's process, and what it sends to AWS or elsewhere."""
 
 
 @pytest.fixture(scope="session")
 def local_mode(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMode]:
+    seen: list[str] = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        """Stands where AWS would, as its endpoint and as the proxy to everywhere."""
+
+        def handle_one_request(self) -> None:
+            self.raw_requestline = self.rfile.readline(65537)
+            self.close_connection = True
+            if self.raw_requestline:
+                seen.append(self.raw_requestline.decode().strip())
+                self.wfile.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
     bin_folder = ready("compose.sh", DOCKER=docker.client)
-    recorder = Recorder()
-    server = recorder.start()
-    folder = tmp_path_factory.mktemp("home")
-    yield environment(folder, bin_folder, f"http://127.0.0.1:{server.server_port}"), recorder
-    server.shutdown()
-    server.server_close()
-
-
-@contextlib.contextmanager
-def start_sdk(name: str, programs: str, local_mode: LocalMode, folder: Path) -> Iterator[Sdk]:
-    """An SDK that writes into a folder; at the end nothing may have been asked of AWS."""
-    environ, recorder = local_mode
-    recorder.seen.clear()
-    yield Sdk(sdk_python(name), programs, folder, environ | {"TMPDIR": str(folder)})
-    assert recorder.seen == []
+    others = ("AWS_", "SM_", "SAGEMAKER_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    with http_server.running(Refuse) as port:
+        address = f"http://127.0.0.1:{port}"
+        yield {
+            **kept, **sdk_variables(tmp_path_factory.mktemp("home"), address, address),
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1",
+        }, seen  # fmt: skip
 
 
 @pytest.fixture
 def sdk(request: pytest.FixtureRequest, local_mode: LocalMode, tmp_path: Path) -> Iterator[Sdk]:
-    """The SDK that the module names in SDK."""
-    with start_sdk(*request.module.SDK, local_mode, tmp_path) as sdk:
-        yield sdk
+    """The SDK that the module names in SDK; at the end nothing may have been asked of AWS."""
+    environ, seen = local_mode
+    seen.clear()
+    name, programs = request.module.SDK
+    yield Sdk(sdk_python(name), programs, tmp_path, environ | {"TMPDIR": str(tmp_path)})
+    assert seen == []

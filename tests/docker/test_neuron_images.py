@@ -11,11 +11,6 @@ NATIVE = ("neuron", "--stack", "native", "--stand-in")
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def native_image(docker: Docker, torch_base: str) -> str:
-    return docker.image(*NATIVE, "--tag", "test-native", "--base-image", torch_base)
-
-
 def test_native_wants_torch_neuronx(docker: Docker, torch_base: str) -> None:
     # No index has torch-neuronx of this version here, and a CPU's torch alone is not enough.
     options = ["neuron", "--stack", "native", "--base-image", torch_base, "--no-push"]
@@ -34,12 +29,6 @@ def large_stand_in(docker: Docker, kind: str) -> str:
     return stand_in(docker, kind)
 
 
-@pytest.fixture(scope="module")
-def xla_image(docker: Docker) -> str:
-    base = large_stand_in(docker, "xla")
-    return docker.image("neuron", "--stack", "xla", "--tag", "test-xla", "--base-image", base)
-
-
 def run_python(docker: Docker, image: str, command: str) -> str:
     return docker("run", "--rm", "--entrypoint", "python3", image, "-c", command).stdout.strip()
 
@@ -47,12 +36,13 @@ def run_python(docker: Docker, image: str, command: str) -> str:
 PYTHON = "import platform; print(platform.python_version().rsplit('.', 1)[0])"
 
 
-def test_native_looks_for_no_xla(docker: Docker, native_image: str) -> None:
+def test_native_looks_for_no_xla(docker: Docker, torch_base: str) -> None:
+    image = docker.image(*NATIVE, "--tag", "test-native", "--base-image", torch_base)
     ask = (
         "import importlib.util as util, os; print(os.environ['USE_TORCH_XLA'], "
         "os.environ['AMPHORA_NEURON_STACK'], util.find_spec('torch_xla'))"
     )
-    assert run_python(docker, native_image, ask) == "0 native None"
+    assert run_python(docker, image, ask) == "0 native None"
 
 
 @pytest.mark.long
@@ -66,13 +56,15 @@ def test_native_builds_on_the_pythons_of_its_real_bases(
 
 
 @pytest.mark.long
-def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -> None:
-    assert run_python(docker, xla_image, PYTHON) == "3.12"
+def test_xla_computes_with_the_bases_own_torch(docker: Docker) -> None:
+    base = large_stand_in(docker, "xla")
+    image = docker.image("neuron", "--stack", "xla", "--tag", "test-xla", "--base-image", base)
+    assert run_python(docker, image, PYTHON) == "3.12"
     ask = (
         "import os; os.environ['PJRT_DEVICE'] = 'CPU'; import torch, torch_xla; "
         "print(torch.__version__.split('+')[0], torch.ones(2, device=torch_xla.device()).sum().item())"
     )
-    assert run_python(docker, xla_image, ask).splitlines()[-1] == "2.9.0 2.0"
+    assert run_python(docker, image, ask).splitlines()[-1] == "2.9.0 2.0"
 
 
 def test_the_stack_xla_wants_an_xla_base(docker: Docker, torch_base: str) -> None:

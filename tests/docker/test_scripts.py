@@ -163,17 +163,12 @@ BASE = "public.ecr.aws/deep-learning-containers/pytorch"
 DIGEST = f"sha256:{'0' * 64}"
 
 
-def test_the_tag_of_a_base_is_resolved_to_its_digest(
-    calls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_a_base_is_a_label(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIGESTS", f"mirror/pytorch@sha256:1\\n{BASE}@{DIGEST}\\n")
     calls_made, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}:2.13")
     assert "docker pull" not in calls_made
     assert f"--build-arg BASE_IMAGE={BASE}:2.13 " in calls_made
     assert f"--label org.opencontainers.image.base.digest={DIGEST} " in calls_made
-
-
-def test_a_digest_that_was_given_is_the_base_s(calls: Path) -> None:
     calls_made, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}@{DIGEST}")
     assert f"--label org.opencontainers.image.base.digest={DIGEST} " in calls_made
 
@@ -256,45 +251,6 @@ def test_an_instance_type_chooses_the_image(calls: Path, instance: str, choice: 
     assert done.returncode == 0, done.stderr
     assert reason
     assert f"--build-arg BASE_IMAGE={reason[1]} " in calls.read_text()
-
-
-def test_a_failed_build_ends_with_the_line_that_says_why(tmp_path: Path, calls: Path) -> None:
-    shown = r"""#6 0.5 pip
-------
- > [xla 1/1] RUN sh base.sh:
-0.495 Collecting
-#6 0.500 The image has no torch-xla. Give an XLA image, or build --stack native.
-------
-Dockerfile.neuron:30
-------
-ERROR: failed to solve: exit code: 1"""
-    fake(
-        tmp_path,
-        "docker",
-        DOCKER.replace("login)", f"build) echo '{shown}'; exit 1 ;;\n    login)"),
-    )
-    done = build_and_push(tmp_path, "neuron", "--no-push")
-    assert done.returncode == 1
-    assert shown in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "build_and_push: The build failed. The image has no torch-xla. Give an XLA image, or build"
-        " --stack native."
-    )
-
-
-def test_a_log_file_keeps_what_came_before_the_build(calls: Path) -> None:
-    build_and_push(calls.parent)  # puts the shell's commands on PATH
-    with (calls.parent / "log").open("w") as log:
-        done = subprocess.run(
-            [ROOT / "build_and_push.sh", "cpu", "--no-push"],
-            env={"PATH": str(calls.parent), "CALLS": str(calls)},
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-        )
-    lines = (calls.parent / "log").read_text().splitlines()
-    assert done.returncode == 0
-    assert lines[0].startswith("build_and_push: the base is")
-    assert lines[-1] == "build_and_push: done"
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
@@ -444,77 +400,47 @@ def test_a_lock_names_no_torch_and_no_place(lock: str) -> None:
     assert not re.search(r"://|--index|--find-links|^/", text, re.M)
 
 
-class Base:
-    """An environment in place of a base image, and a shelf of wheels in place of the index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.shelf, self.bin = folder / "shelf", bare_environment(folder / "base")
-        self.kept = folder / "kept.txt"
-        self.shelf.mkdir()
-
-    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        environ = {
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "KEPT": str(self.kept),
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.shelf),
-        }
-        return subprocess.run(list(command), env=environ, text=True, capture_output=True)
-
-    def script(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return self.run("sh", LOCKS / "base.sh", *arguments)
-
-    def pip(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return self.run("python3", "-m", "pip", "install", *arguments)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    """torch 2.8, torch-xla and torch-neuronx are in it; on the shelf is what would move torch."""
-    made = Base(tmp_path_factory.mktemp("neuron"))
-    (site,) = made.bin.parent.glob("lib/python*/site-packages")
-    for name, version in (("torch", "2.8.0"), ("torch_xla", "2.8.1"), ("torch_neuronx", "2.8.0.2")):
-        with zipfile.ZipFile(wheel(made.shelf, name, version=version)) as archive:
-            archive.extractall(site)
-    wheel(made.shelf, "torch", version="2.13.0")
-    wheel(made.shelf, "greedy", needs="torch>=2.9")
-    wheel(made.shelf, "modest", needs="torch")
-    wheel(made.shelf, "alone")
-    return made
-
-
 @pytest.mark.heavy
-def test_a_dependency_that_would_move_torch_fails_the_build(base: Base, tmp_path: Path) -> None:
-    assert base.script("keep").returncode == 0
+def test_a_dependency_that_would_move_torch_fails_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an environment in place of a base image, with a shelf of wheels in place of the index."""
+    shelf, kept, lock = (tmp_path / name for name in ("shelf", "kept.txt", "lock.txt"))
+    path = f"{bare_environment(tmp_path / 'base')}:/usr/bin:/bin"
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", shelf), ("KEPT", kept)):
+        monkeypatch.setenv(name, str(value))
+    (site,) = tmp_path.glob("base/lib/python*/site-packages")
+    for name, version in (("torch", "2.8.0"), ("torch_xla", "2.8.1"), ("torch_neuronx", "2.8.0.2")):
+        with zipfile.ZipFile(wheel(shelf, name, version=version)) as archive:
+            archive.extractall(site)
+    wheel(shelf, "torch", version="2.13.0")
+    for name, needs in (("greedy", "torch>=2.9"), ("modest", "torch"), ("alone", "")):
+        wheel(shelf, name, needs=needs)
+    script = functools.partial(run, "sh", LOCKS / "base.sh", path=path)
+    assert script("keep").returncode == 0
     assert {"torch==2.8.0", "torch-xla==2.8.1", "torch-neuronx==2.8.0.2"} <= set(
-        base.kept.read_text().split()
+        kept.read_text().split()
     )
-    lock = tmp_path / "lock.txt"
     lock.write_text("greedy==1.0\ntorch-xla==9 ; python_version >= '3'\n")
-    refused = base.script("install", lock)
+    refused = script("install", lock)
     assert refused.returncode != 0, refused.stdout
     assert "==2.8.0" in refused.stdout, refused.stdout
     lock.write_text("modest==1.0\n")
-    assert base.script("install", lock).returncode == 0
+    assert script("install", lock).returncode == 0
     # Without the constraints the check would still notice.
-    assert base.pip("greedy").returncode == 0
+    assert run("python3", "-m", "pip", "install", "greedy", path=path).returncode == 0
     lock.write_text("alone==1.0\n")
-    moved = base.script("install", lock)
+    moved = script("install", lock)
     assert moved.returncode == 1 and "packages were replaced: torch==2.8.0." in moved.stderr
 
 
 def test_torch_xla_is_told_from_its_absence(tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text(
-        "#!/bin/sh\n# As `pip list --format=freeze`.\necho torch==2.8.0\necho torch_xla==2.8.1\n"
-    )
-    python.chmod(0o755)
+    # As `pip list --format=freeze`.
+    fake(tmp_path, "python3", "echo torch==2.8.0\necho torch_xla==2.8.1")
 
     def errors(*arguments: str) -> str:
-        done = subprocess.run(
-            ["sh", LOCKS / "base.sh", *arguments, "Remedy."],
-            env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, text=True, capture_output=True,
-        )  # fmt: skip
+        path = f"{tmp_path}:/usr/bin:/bin"
+        done = run("sh", LOCKS / "base.sh", *arguments, "Remedy.", path=path)
         assert done.returncode == (1 if done.stderr else 0)
         return done.stderr
 
@@ -523,41 +449,25 @@ def test_torch_xla_is_told_from_its_absence(tmp_path: Path) -> None:
     assert errors("has", "jax") == "The image has no jax. Remedy.\n"
 
 
-def test_both_stacks_ask_for_their_own_before_and_after() -> None:
-    native, xla = (ROOT / "Dockerfile.neuron").read_text().split("FROM ${BASE_IMAGE} AS xla")
-    order = r"base.sh lacks torch-xla .*base.sh install .*base.sh lacks torch-xla "
-    assert re.search(order, native, re.DOTALL)
-    assert re.search(r"base.sh has torch-xla .*base.sh install ", xla, re.DOTALL)
-    assert "USE_TORCH_XLA=0" in native and "USE_TORCH_XLA" not in xla
-    # What the compiler is strict about is the base's in both.
-    assert all("base.sh keep numpy scipy protobuf networkx" in script for script in (native, xla))
-
-
-def chosen(lock: str, python: str) -> dict[str, str]:
-    """Package to version of a lock, as pip reads it on Linux under this Python."""
+@pytest.mark.parametrize(
+    ("lock", "python"),
+    [
+        *(("neuron-xla", python) for python in ("3.10", "3.11", "3.12")),
+        *(("image", python) for python in ("3.12", "3.13", "3.14")),
+    ],
+)
+def test_one_lock_serves_every_base_of_a_stack(lock: str, python: str) -> None:
+    """As pip reads it on Linux under this Python."""
     where = {"python_version": python, "python_full_version": f"{python}.1"}
     lines = (LOCKS / f"{lock}.txt").read_text().splitlines()
     wanted = [Requirement(line.split(" --hash=")[0]) for line in lines if "==" in line]
-    applicable = [
-        requirement
-        for requirement in wanted
-        if requirement.marker is None or requirement.marker.evaluate(where)
-    ]
-    names = [requirement.name for requirement in applicable]
-    assert len(set(names)) == len(names)
-    return {requirement.name: str(requirement.specifier) for requirement in applicable}
-
-
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
-def test_one_lock_serves_both_xla_bases(python: str) -> None:
-    packages = chosen("neuron-xla", python)
-    assert packages["transformers"] == "==4.57.6"
-    # It wants a Python before 3.12; the base with 3.12 has none to be kept either.
-    assert ("optimum-neuron" in packages) == (python != "3.12")
-
-
-@pytest.mark.parametrize("python", ["3.12", "3.13", "3.14"])
-def test_one_lock_serves_every_native_base(python: str) -> None:
-    packages = chosen("image", python)
-    assert packages["transformers"].startswith("==5.")
-    assert not {"optimum-neuron", "torch-xla"} & set(packages)
+    applicable = [item for item in wanted if item.marker is None or item.marker.evaluate(where)]
+    packages = {item.name: str(item.specifier) for item in applicable}
+    assert len(packages) == len(applicable)
+    if lock == "image":
+        assert packages["transformers"].startswith("==5.")
+        assert not {"optimum-neuron", "torch-xla"} & set(packages)
+    else:
+        assert packages["transformers"] == "==4.57.6"
+        # It wants a Python before 3.12; the base with 3.12 has none to be kept either.
+        assert ("optimum-neuron" in packages) == (python != "3.12")

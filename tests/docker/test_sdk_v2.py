@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import ROOT, LocalMode, start_sdk
+from tests.docker.conftest import ROOT, Sdk
 from tests.docker.material import BAD, GOOD, LEARNS
-from tests.docker.sdk import Outcome, Sdk
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
@@ -29,30 +28,14 @@ def members(archive: str) -> set[str]:
         return set(tar.getnames())
 
 
-def metric_definitions() -> list[dict[str, str]]:
-    """As README tells to take them."""
-    printed = subprocess.check_output(
-        [sys.executable, str(ROOT / "code" / "recipe" / "metrics.py")]
-    )
-    definitions: list[dict[str, str]] = json.loads(printed)
-    return definitions
-
-
-@pytest.fixture(scope="module")
-def fitted(
-    local_mode: LocalMode,
-    cpu_image: str,
-    inputs: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Outcome:
-    """The outcome of a training by the recipe; its value is the model's archive."""
-    with start_sdk(*SDK, local_mode, tmp_path_factory.mktemp("fitted")) as sdk:
-        return sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
-                   hyperparameters=LEARNS, metric_definitions=metric_definitions())  # fmt: skip
-
-
-def test_a_generic_estimator_runs_the_recipe(fitted: Outcome) -> None:
-    definitions = metric_definitions()
+def test_a_generic_estimator_runs_the_recipe_whose_model_is_deployed_and_transforms(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    # As README tells to take them.
+    metrics = [sys.executable, str(ROOT / "code" / "recipe" / "metrics.py")]
+    definitions = json.loads(subprocess.check_output(metrics))
+    fitted = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
+                 hyperparameters=LEARNS, metric_definitions=definitions)  # fmt: skip
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(fitted.value)
     results = {one["Name"]: re.findall(one["Regex"], fitted.output) for one in definitions}
     assert [float(value) for value in results["eval_accuracy"]][-1] == 1
@@ -60,14 +43,10 @@ def test_a_generic_estimator_runs_the_recipe(fitted: Outcome) -> None:
         assert results[name], f"{name} matches nothing"
         assert all(float(value) >= 0 for value in results[name])
 
-
-def test_deploy_and_predict(sdk: Sdk, cpu_image: str, fitted: Outcome) -> None:
     answers = sdk("deploy_and_predict", image=cpu_image, archive=fitted.value,
                   port=free_port(), texts=[GOOD, BAD]).value  # fmt: skip
     assert ["1" in str(one["label"]) for one in answers] == [True, False]
 
-
-def test_batch_transform(sdk: Sdk, cpu_image: str, fitted: Outcome, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.mkdir()
     texts = [GOOD, BAD, GOOD]

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import ROOT
-from tests.docker.material import BAD, GOOD, LEARNS
-from tests.docker.sdk import Sdk
-from tests.support.ports import free_port
+from tests.docker.conftest import ROOT, Sdk
+from tests.docker.material import LEARNS
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
@@ -30,16 +28,12 @@ def model_files(root: Path) -> set[str]:
         return set(tar.getnames())
 
 
-def test_without_source_code_the_recipe_runs_and_its_model_is_served(
+def test_without_source_code_the_recipe_runs(
     sdk: Sdk, request_of: dict[str, object], tmp_path: Path
 ) -> None:
     outcome = sdk("train", **request_of)
     assert outcome.value == "", outcome.output
-    model = tmp_path / "compressed_artifacts" / "model.tar.gz"
     assert {"model.safetensors", "config.json"} <= model_files(tmp_path)
-    answers = sdk("deploy_and_predict", image=request_of["image"], archive=f"file://{model}",
-                  port=free_port(), texts=[GOOD, BAD]).value  # fmt: skip
-    assert ["1" in str(one["label"]) for one in answers] == [True, False]
 
 
 def test_source_code_with_torchrun_on_two_hosts(

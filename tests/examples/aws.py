@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -155,11 +154,8 @@ class Aws:
             answer["ModelPackageSummaryList"] = self.packages(**params)
         if operation.startswith("Describe"):
             created = operation.replace("Describe", "Create")
-            for known in [
-                reported for name, reported in self.before + self.requests if name == created
-            ]:
-                answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
-            for known in (STATUS, RESULTS):
+            requests = [params for name, params in self.before + self.requests if name == created]
+            for known in (*requests, STATUS, RESULTS):
                 answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
         return answer
 
@@ -171,21 +167,19 @@ class Aws:
             for name, params in self.requests
             if name == "UpdateModelPackage"
         }
-        response = []
+        group = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:model-package"
+        versions = []
         for number, params in enumerate(numbered, 1):
-            arn = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:model-package/{params['ModelPackageGroupName']}/{number}"
+            arn = f"{group}/{params['ModelPackageGroupName']}/{number}"
             now = status.get(arn, params["ModelApprovalStatus"])
-            if ModelApprovalStatus in ("", now):
-                response.append(
-                    {
-                        "ModelPackageArn": arn,
-                        "ModelPackageVersion": number,
-                        "ModelApprovalStatus": now,
-                        "ModelPackageStatus": "Completed",
-                        "CreationTime": number,
-                    }
-                )
-        return response[::-1]
+            versions.append({
+                "ModelPackageArn": arn, "ModelPackageVersion": number, "ModelApprovalStatus": now,
+                "ModelPackageStatus": "Completed", "CreationTime": number,
+            })  # fmt: skip
+        wanted = (
+            (ModelApprovalStatus,) if ModelApprovalStatus else ("Approved", "PendingManualApproval")
+        )
+        return [version for version in versions[::-1] if version["ModelApprovalStatus"] in wanted]
 
     def s3(self, method: str, path: str, query: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         key = unquote(path.lstrip("/"))
@@ -231,8 +225,8 @@ class Aws:
         return 200, {"Content-Type": "application/json"}, json.dumps(ANSWER).encode()
 
 
-def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def handler(aws: Aws) -> type[http_server.Quiet]:
+    class Handler(http_server.Quiet):
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
@@ -254,7 +248,7 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
                 self.reply(status, answer, headers)
             elif service and service[1] == "s3":
                 query = parse_qs(url.query, keep_blank_values=True)
-                self.reply(*aws.s3(self.command, url.path, query, body))
+                self.reply(*aws.s3(self.command, url.path, query, body), {"ETag": '"1"'})
             else:
                 aws.requests.append((f"unexpected {self.command} {self.path}", {}))
                 self.reply(501, b"")
@@ -266,21 +260,6 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
             except ValueError as error:
                 response = {"__type": "ValidationException", "message": str(error)}
                 self.reply(400, json.dumps(response).encode(), kind)
-
-        def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for name, value in {
-                "Content-Length": str(len(body)),
-                "ETag": '"1"',
-                **(headers or {}),
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
 

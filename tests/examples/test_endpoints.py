@@ -14,7 +14,7 @@ import httpx
 import jmespath
 import pytest
 
-from tests.support import serving_kit
+from tests.support import plain_answers, serving_kit
 from tests.support.servers import served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ENDPOINTS.md").read_text()
@@ -51,19 +51,8 @@ def url(model: Path, preloaded: Mapping[str, str]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[dict[str, float]]:
     """The probability of each label for each text, by the library."""
-    import torch
-    import transformers
-
-    reader = transformers.AutoTokenizer.from_pretrained(model)
-    network = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
-    answers = []
-    for text in TEXTS:
-        with torch.no_grad():
-            numbers = network(**reader(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
-        answers.append(
-            {network.config.id2label[index]: number for index, number in enumerate(numbers)}
-        )
-    return answers
+    _, answers = plain_answers.classes(model, [{"text": text} for text in TEXTS])
+    return [{entry["label"]: entry["score"] for entry in answer} for answer in answers]
 
 
 def ask(url: str, body: str, kind: str) -> list[str]:

@@ -15,64 +15,12 @@ from amphora.serving.vllm import selection
 from tests.examples.aws import SAGEMAKER, Aws, violations
 from tests.examples.conftest import ROOT, Run
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 ESTIMATORS = (DOCS / "ESTIMATORS.md").read_text()
 ENDPOINTS = (DOCS / "ENDPOINTS.md").read_text()
 PAGES = ESTIMATORS + ENDPOINTS
 PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
 PROGRAMS = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
-KEY = "arn:aws:kms:eu-west-1:123456789012:key/0123"
-VPC = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
-SCRIPT = {
-    "sagemaker_program": "train.py",
-    "sagemaker_submit_directory": "s3://bucket/code/sourcedir.tar.gz",
-    "sagemaker_torch_distributed_enabled": "true",
-}
-MLFLOW = "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-app/app-ABCDEFGHIJKL"
-EXPECTED: list[dict[str, Any]] = [
-    {
-        "ResourceConfig": {
-            "InstanceType": "ml.g5.2xlarge",
-            "InstanceCount": 1,
-            "KeepAlivePeriodInSeconds": 1800,
-        }
-    },
-    {
-        "InputDataConfig": [
-            {
-                "ChannelName": "train",
-                "DataSource": {
-                    "FileSystemDataSource": {
-                        "FileSystemId": "fs-0123456789abcdef0",
-                        "FileSystemType": "FSxLustre",
-                        "FileSystemAccessMode": "ro",
-                        "DirectoryPath": "/fsx/reviews/train",
-                    }
-                },
-            }
-        ],
-        "VpcConfig": VPC,
-    },
-    {
-        "VpcConfig": VPC,
-        "EnableInterContainerTrafficEncryption": True,
-        "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/", "KmsKeyId": KEY},
-        "ResourceConfig": {
-            "InstanceType": "ml.c7i.4xlarge",
-            "InstanceCount": 2,
-            "VolumeKmsKeyId": KEY,
-        },
-    },
-    {
-        "Environment": {"AMPHORA_STOP_SECONDS": "60", "NCCL_DEBUG": "WARN"},
-        "StaticHyperParameters": SCRIPT,
-    },
-    {
-        "Environment": {"MLFLOW_TRACKING_URI": MLFLOW, "MLFLOW_EXPERIMENT_NAME": "reviews"},
-        "HyperParameters": {"report_to": "mlflow", "model_name_or_path": "bert-base-uncased"},
-    },
-]
-"""What the programs of each section have to send, by SDK v3 and by SDK v2."""
 
 
 def test_no_block_is_left_out() -> None:
@@ -127,6 +75,58 @@ def test_a_request_holds_to_the_service_model(operation: str, text: str) -> None
 def test_both_sdks_send_what_the_page_says(
     version: str, aws: Aws, run: Run, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    key = "arn:aws:kms:eu-west-1:123456789012:key/0123"
+    vpc = {"Subnets": ["subnet-0123456789abcdef0"], "SecurityGroupIds": ["sg-0123456789abcdef0"]}
+    script = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "s3://bucket/code/sourcedir.tar.gz",
+        "sagemaker_torch_distributed_enabled": "true",
+    }
+    mlflow = "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-app/app-ABCDEFGHIJKL"
+    expected: list[dict[str, Any]] = [
+        {
+            "ResourceConfig": {
+                "InstanceType": "ml.g5.2xlarge",
+                "InstanceCount": 1,
+                "KeepAlivePeriodInSeconds": 1800,
+            }
+        },
+        {
+            "InputDataConfig": [
+                {
+                    "ChannelName": "train",
+                    "DataSource": {
+                        "FileSystemDataSource": {
+                            "FileSystemId": "fs-0123456789abcdef0",
+                            "FileSystemType": "FSxLustre",
+                            "FileSystemAccessMode": "ro",
+                            "DirectoryPath": "/fsx/reviews/train",
+                        }
+                    },
+                }
+            ],
+            "VpcConfig": vpc,
+        },
+        {
+            "VpcConfig": vpc,
+            "EnableInterContainerTrafficEncryption": True,
+            "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/", "KmsKeyId": key},
+            "ResourceConfig": {
+                "InstanceType": "ml.c7i.4xlarge",
+                "InstanceCount": 2,
+                "VolumeKmsKeyId": key,
+            },
+        },
+        {
+            "Environment": {"AMPHORA_STOP_SECONDS": "60", "NCCL_DEBUG": "WARN"},
+            "StaticHyperParameters": script,
+        },
+        {
+            "Environment": {"MLFLOW_TRACKING_URI": mlflow, "MLFLOW_EXPERIMENT_NAME": "reviews"},
+            "HyperParameters": {"report_to": "mlflow", "model_name_or_path": "bert-base-uncased"},
+        },
+    ]
+
     def job_of(request: dict[str, Any]) -> dict[str, Any]:
         """The training job that a request defines."""
         job: dict[str, Any] = request.get("TrainingJobDefinition", request)
@@ -178,7 +178,7 @@ common = {{"image_uri": "an-image", "role": "{role}"}}
         "sdk3": (prelude3, [code for _, code in PROGRAMS]),
         "sdk2": (prelude2, sdk2),
     }[version]
-    assert len(PROGRAMS) == ESTIMATORS.count("<!-- sdk3") == len(EXPECTED) == len(sdk2) + 1
+    assert len(PROGRAMS) == ESTIMATORS.count("<!-- sdk3") == len(expected) == len(sdk2) + 1
     program = tmp_path / "shown.py"
     program.write_text("\n".join([prelude, *programs]))
     done = run(program, preloaded=request.getfixturevalue(version))
@@ -186,7 +186,7 @@ common = {{"image_uri": "an-image", "role": "{role}"}}
     names = ("CreateTrainingJob", "CreateHyperParameterTuningJob")
     sent = [(name, params) for name, params in aws.requests if name in names]
     assert [name for name, _ in sent] == [name for name, _ in PROGRAMS][: len(programs)]
-    for part, (_, params) in zip(EXPECTED, sent, strict=False):
+    for part, (_, params) in zip(expected, sent, strict=False):
         assert missing(part, job_of(params)) == []
 
 
@@ -205,33 +205,21 @@ def test_sdk_v3_deploys_as_the_page_says(
     assert container["ModelDataUrl"] == "s3://bucket/models/job/output/model.tar.gz"
 
 
-PAGE = (ROOT / "docs" / "MIGRATING.md").read_text()
-
-
-def cell(row: str, column: int) -> str:
-    """A cell of the row whose first cell begins with `row`."""
-    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
-    return line.split(" | ")[column].strip("| ")
-
-
-def test_it_is_short() -> None:
-    assert len(PAGE.split()) <= 500
-
-
-def test_every_variable_exists() -> None:
-    named = set(re.findall(r"`((?:AMPHORA|SAGEMAKER)_[A-Z_]+)", PAGE))
-    assert named
+def test_the_page_on_migrating_is_short_and_says_what_the_code_does() -> None:
+    page = (DOCS / "MIGRATING.md").read_text()
+    assert len(page.split()) <= 500
+    named = set(re.findall(r"`((?:AMPHORA|SAGEMAKER)_[A-Z_]+)", page))
     read = Path(settings.__file__).read_text()
+    assert named
     assert not [name for name in named if name not in SETTINGS and f'"{name}"' not in read]
 
+    def cell(row: str, column: int) -> str:
+        """A cell of the row whose first cell begins with `row`."""
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {row}")]
+        return line.split(" | ")[column].strip("| ")
 
-def test_requests_are_batched_as_it_says() -> None:
-    host = Devices(cpus=2, efa=False, reason="")
     most = re.search(r"up to (\d+)", cell("requests in one batch", 2))
-    assert most
-    assert settings.read(Path("/absent"), {}, host).batch_size == int(most[1])
-
-
-def test_the_variables_of_other_servers_of_vllm_are_refused_or_read() -> None:
+    host = Devices(cpus=2, efa=False, reason="")
+    assert most and settings.read(Path("/absent"), {}, host).batch_size == int(most[1])
     assert f"`{selection.PREFIX}*`" == cell("AWS's vLLM image", 2)
     assert f"`{selection._LMI}*` is refused" == cell("LMI (DJL)", 2)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,172 +31,125 @@ from tests.support.images import PICTURE, TEXT, save_llava
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
 PROMPT = {"inputs": "red cat:", "parameters": {"max_new_tokens": 4}}
-SLOW = {"learning_rate": 1e-4}
-SHORT = {"max_completion_length": 16}
-QUESTION = [{"type": "image", "text": None}, {"type": "text", "text": "who was"}]
-ANSWER = [{"type": "text", "text": "anna"}]
-CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
 ANSWERS = [
     {"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)
 ]
-ENCODERS = "retrieval/train_encoder.py"
-MODULES = ("torch.distributed.fsdp", "sentence_transformers.sparse_encoder.losses", "transformers.trainer",
-           "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer",
-           "trl.trainer.reward_trainer", "trl.trainer.sft_trainer")  # fmt: skip
-FORKS = """import sys
-sys.path.insert(0, {folder!r})
-from train import main
-main([{file!r}, *sys.argv[1:]])
-"""
-"""A script that runs the example in a fork of a process with its libraries, whose import takes longer."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A script's rows, the arguments that keep it small, and a body for what it has saved."""
-
-    rows: list[dict[str, Any]]
-    body: dict[str, Any]
-    arguments: dict[str, Any] = field(default_factory=dict)
-    file: str = ""
-    """Below examples/; empty: post_training/ and the case's name."""
-    answer: str = "'generated_text'"
-    """What a text's answer holds, as Python writes it."""
-
-
-CASES = {
-    "grpo": Case(
-        [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)],
-        PROMPT, {"num_generations": 4, "batch_size": 8, "max_completion_length": 64},
-    ),
-    "kto": Case(
-        [{"prompt": "red cat:", "completion": "cat" * (1 + number % 2), "label": number % 2 == 0}
-         for number in range(8)],
-        PROMPT, {"max_length": 64},
-    ),
-    "dpo": Case(ANSWERS, PROMPT, {"max_length": 64, "lora_r": 4}),
-    "reward_model": Case(
-        ANSWERS,
-        {"inputs": "red cat:cat"}, {"max_length": 64}, answer="'score'",
-    ),
-    "distillation": Case([{"prompt": f"red cat {number}:"} for number in range(8)], PROMPT, SHORT),
-    "sft_images": Case(
-        [{"images": [f"{number}.png"], "messages": CONVERSATION} for number in range(8)],
-        {
-            "inputs": {"image": TEXT, "text": "<image> who was"},
-            "parameters": {"max_new_tokens": 4},
-        },
-    ),
-    "sparse": Case(
-        PAIRS, {"inputs": "who was good"}, {"kind": "sparse", **SLOW}, ENCODERS, answer="'index'",
-    ),
-    "multi_vector": Case(
-        PAIRS, {"inputs": "who was good"}, {"kind": "multi_vector", **SLOW}, ENCODERS, answer="[[",
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables of scripts that run in forks."""
+    modules = ("torch.distributed.fsdp", "sentence_transformers.sparse_encoder.losses", "transformers.trainer",
+               "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer",
+               "trl.trainer.reward_trainer", "trl.trainer.sft_trainer")  # fmt: skip
     with preloading(
-        tmp_path_factory.mktemp("libraries"), imports=MODULES, CUDA_VISIBLE_DEVICES=""
+        tmp_path_factory.mktemp("libraries"), imports=modules, CUDA_VISIBLE_DEVICES=""
     ) as variables:
         yield {**variables, "CUDA_VISIBLE_DEVICES": ""}
 
 
-@pytest.fixture
-def tree(tmp_path: Path, libraries: dict[str, str]) -> Tree:
-    """A job's folders."""
-    return Tree(tmp_path, libraries)
-
-
-def _prepare(tree: Tree, script: str) -> dict[str, Any]:
-    """Make the job's models and channel; return its hyperparameters."""
-    case, base = CASES[script], tree.base
-    rows = "\n".join(map(json.dumps, case.rows))
-    tree.channel("train", **{"rows.jsonl": rows})
-    file = EXAMPLES / (case.file or f"post_training/{script}.py")
-    tree.script(FORKS.format(folder=str(PRELOADED), file=str(file)), file.name)
-    if case.file:
-        serving_kit.save("BertForMaskedLM", base / "start")
-    elif script == "sft_images":
-        torch.manual_seed(5)
-        save_llava(base / "start")
-        for row in case.rows:
-            PICTURE.save(base / "input/data/train" / row["images"][0])
-    else:
-        make_model("llama", base / "start")
-        make_model("gpt2", base / "teacher")
-        tokenizer = make_tokenizer()
-        tokenizer.pad_token = tokenizer.eos_token
-        tokenizer.save_pretrained(base / "start")
-    teacher = {"teacher_name_or_path": str(base / "teacher")} if script == "distillation" else {}
-    return {
-        "sagemaker_program": file.name, "sagemaker_torch_distributed_enabled": "true",
-        "model_name_or_path": str(base / "start"), "learning_rate": 0.01, "batch_size": 2,
-        "save_steps": 1, **teacher, **case.arguments,
-    }  # fmt: skip
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "script",
-    # The script of `sparse` trains `multi_vector`, too; kto is stopped below; distillation is an
-    # online trainer, as grpo.
+    ("file", "rows", "arguments", "body", "words"),
     [
-        pytest.param(
-            name, marks=[pytest.mark.long] * (name in ("multi_vector", "kto", "distillation"))
-        )
-        for name in CASES
+        pytest.param(file, *case, id=case[1].get("kind", file), marks=[pytest.mark.long] * is_long)
+        # The script of `sparse` trains `multi_vector`, too; distillation is an online trainer, as grpo.
+        for is_long, file, *case in [
+            (0, "post_training/grpo", [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)],
+             {"num_generations": 4, "batch_size": 8, "max_completion_length": 64}, PROMPT, "'generated_text'"),
+            (0, "post_training/kto",
+             [{"prompt": "red cat:", "completion": "cat" * (1 + n % 2), "label": n % 2 == 0} for n in range(8)],
+             {"max_length": 64}, PROMPT, "'generated_text'"),
+            (0, "post_training/dpo", ANSWERS, {"max_length": 64, "lora_r": 4}, PROMPT, "'generated_text'"),
+            (0, "post_training/reward_model", ANSWERS, {"max_length": 64}, {"inputs": "red cat:cat"}, "'score'"),
+            (1, "post_training/distillation", [{"prompt": f"red cat {number}:"} for number in range(8)],
+             {"max_completion_length": 16}, PROMPT, "'generated_text'"),
+            (0, "post_training/sft_images",
+             [{"images": [f"{number}.png"], "messages": [
+                 {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "who was"}]},
+                 {"role": "assistant", "content": [{"type": "text", "text": "anna"}]},
+             ]} for number in range(8)],
+             {}, {"inputs": {"image": TEXT, "text": "<image> who was"}, "parameters": {"max_new_tokens": 4}},
+             "'generated_text'"),
+            (0, "retrieval/train_encoder", PAIRS, {"kind": "sparse", "learning_rate": 1e-4},
+             {"inputs": "who was good"}, "'index'"),
+            (1, "retrieval/train_encoder", PAIRS, {"kind": "multi_vector", "learning_rate": 1e-4},
+             {"inputs": "who was good"}, "[["),
+        ]
     ],
-)
+)  # fmt: skip
 def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(
-    tree: Tree, script: str, preloaded: Mapping[str, str]
+    tmp_path: Path,
+    file: str,
+    rows: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    body: dict[str, Any],
+    words: str,
+    libraries: dict[str, str],
+    preloaded: Mapping[str, str],
 ) -> None:
     """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,
-    if the weights are those of the checkpoint."""
+    if the weights are those of the checkpoint. A stopped job leaves a checkpoint of its step."""
+    tree, program = Tree(tmp_path, libraries), EXAMPLES / f"{file}.py"
+    # The example in a fork of a process with its libraries, whose import takes longer.
+    tree.channel("train", **{"rows.jsonl": "\n".join(map(json.dumps, rows))}).script(
+        f"import sys\nsys.path.insert(0, {str(PRELOADED)!r})\nfrom train import main\n"
+        f"main([{str(program)!r}, *sys.argv[1:]])",
+        program.name,
+    )
+    if file.startswith("retrieval"):
+        serving_kit.save("BertForMaskedLM", tmp_path / "start")
+    elif "images" in file:
+        torch.manual_seed(5)
+        save_llava(tmp_path / "start")
+        for row in rows:
+            PICTURE.save(tmp_path / "input/data/train" / row["images"][0])
+    else:
+        make_model("llama", tmp_path / "start")
+        make_model("gpt2", tmp_path / "teacher")
+        tokenizer = make_tokenizer()
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.save_pretrained(tmp_path / "start")
+    chosen: dict[str, Any] = {
+        "sagemaker_program": program.name, "sagemaker_torch_distributed_enabled": "true",
+        "model_name_or_path": str(tmp_path / "start"), "learning_rate": 0.01, "batch_size": 2,
+        "save_steps": 1, **arguments,
+    }  # fmt: skip
+    if "distillation" in file:
+        chosen["teacher_name_or_path"] = str(tmp_path / "teacher")
 
-    def _weights(folder: Path) -> dict[str, torch.Tensor]:
-        loaded = load_file(folder / "model.safetensors")
+    def weights_of(name: str) -> dict[str, torch.Tensor]:
+        loaded = load_file(tmp_path / name / "model.safetensors")
         # An encoder alone is saved without its model's name before each weight's.
         return {name.removeprefix("bert."): weight for name, weight in loaded.items()}
 
-    def _losses(done: subprocess.CompletedProcess[str]) -> int:
-        return len(re.findall(LOSS, done.stdout + done.stderr))
-
-    def _train(tree: Tree, processes: int) -> subprocess.CompletedProcess[str]:
+    def losses(processes: int) -> int:
         done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done
+        return len(re.findall(LOSS, done.stdout + done.stderr))
 
-    chosen = _prepare(tree, script)
-    alone = {**chosen, "sagemaker_torch_distributed_enabled": "false"}
-    tree.configure({**alone, "max_steps": 2})
-    assert _losses(_train(tree, 1)) == 2
-    first = _weights(tree.base / "model")
-    start = _weights(tree.base / "start")
+    tree.configure({**chosen, "sagemaker_torch_distributed_enabled": "false", "max_steps": 2})
+    assert losses(1) == 2
+    first, start = weights_of("model"), weights_of("start")
     assert any(not torch.equal(first[name], start[name]) for name in first.keys() & start.keys())
-    shutil.rmtree(tree.base / "model")
+    shutil.rmtree(tmp_path / "model")
 
     tree.configure({**chosen, "max_steps": 3})
-    assert _losses(_train(tree, 2)) == 1
-    torch.testing.assert_close(_weights(tree.base / "model"), first, rtol=0, atol=1e-6)
+    assert losses(2) == 1
+    torch.testing.assert_close(weights_of("model"), first, rtol=0, atol=1e-6)
 
-    with served(tree.base, preloaded) as server:
-        reply = server.invoke(CASES[script].body)
+    with served(tmp_path, preloaded) as server:
+        reply = server.invoke(body)
         assert reply.status_code == 200, reply.text
         (answer,) = reply.json()
-        assert CASES[script].answer in str(answer)
+        assert words in str(answer)
 
-
-@pytest.mark.heavy
-def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree: Tree) -> None:
-    """SIGTERM reaches the trainer, which saves and ends."""
-    chosen = _prepare(tree, "kto")
+    if "kto" not in file:
+        return
+    shutil.rmtree(tmp_path / "checkpoints")
     tree.configure({**chosen, "max_steps": 1_000_000, "save_steps": 1_000_000})
-    log = tree.base / "log"
+    log = tmp_path / "log"
     with log.open("w") as out:
         job = subprocess.Popen(
             tree.command(), stdout=out, stderr=out,
@@ -209,7 +161,7 @@ def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree:
             job.wait(240)
         finally:
             job.kill()
-    (checkpoint,) = (tree.base / "checkpoints").glob("checkpoint-*")
+    (checkpoint,) = (tmp_path / "checkpoints").glob("checkpoint-*")
     state = json.loads((checkpoint / "trainer_state.json").read_text())
     assert state["global_step"] == int(checkpoint.name.partition("-")[2]) > 0
     assert (checkpoint / "model.safetensors").is_file()

@@ -1,7 +1,11 @@
-"""What a release and other people's CI rest on: versions that agree, a workflow that calls what exists."""
+"""What a release and other people's CI rest on: versions that agree, a workflow that calls what exists, and the
+documentation's site, of which every link leads somewhere."""
 
+import json
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +49,7 @@ def test_every_lock_of_an_image_is_audited_and_none_passed_over() -> None:
     assert command.split("--requirement")[0] in checklist
 
 
-def test_the_workflow_runs_what_the_one_check_runs() -> None:
+def test_the_workflow_runs_what_the_one_check_runs_and_may_read_only() -> None:
     job = workflow()["jobs"]["make"]
     targets = set(job["strategy"]["matrix"]["target"])
     makefile = (ROOT / "Makefile").read_text()
@@ -56,9 +60,6 @@ def test_the_workflow_runs_what_the_one_check_runs() -> None:
     # torch-xla's environment is 7.5 GB: too much for a free machine.
     assert targets == checked - {"test-xla", "setup"}
     assert job["steps"][-1]["run"] == "make ${{ matrix.target }}"
-
-
-def test_the_workflow_may_read_only() -> None:
     workflow_text = workflow()
     assert workflow_text["permissions"] == {"contents": "read"}
     assert "pull_request_target" not in workflow_text[True], (
@@ -75,18 +76,6 @@ def test_actions_are_named_by_commit() -> None:
             assert re.search(r"uses: actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
-)
-def test_an_issue_form_is_one(path: Path) -> None:
-    form = yaml.safe_load(path.read_text())
-    assert {"name", "description", "body"} <= form.keys()
-    questions = [part for part in form["body"] if part["type"] != "markdown"]
-    assert len({part["id"] for part in questions}) == len(questions) > 1
-    assert all(part["type"] in {"textarea", "input"} for part in questions)
-    assert all(part["attributes"]["label"] for part in questions)
-
-
 def test_no_link_is_kept() -> None:
     # One to an environment outside has once taken the place of everyone's own.
     listed = subprocess.run(
@@ -94,3 +83,76 @@ def test_no_link_is_kept() -> None:
     )
     links = [line for line in listed.stdout.splitlines() if line.startswith("120000 ")]
     assert not links
+
+
+DOCS = ROOT / "docs"
+
+
+def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """As `make docs`."""
+    strict = ["--fail-on-warning", "--keep-going", "--quiet"]
+    folders = ["-c", str(DOCS / "site"), "-d", str(site / ".doctrees"), str(source), str(site)]
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *strict, *folders],
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(DOCS, folder)
+    assert built.returncode == 0, built.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.heavy
+def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
+    for page in DOCS.glob("*.md"):
+        assert (site / f"{page.stem}.html").is_file()
+    home = (site / "index.html").read_text()
+    for name in ("TRAINING", "SERVING", "site/examples", "site/recipe"):
+        assert f'href="{name}.html"' in home
+    # A section that a page names after the page.
+    page = (site / "ESTIMATORS.html").read_text()
+    assert 'href="TRAINING.html#packages-for-your-code"' in page
+    package = (site / "site" / "amphora.html").read_text()
+    assert 'id="amphora-contract-job"' in package and 'id="amphora-common-logs"' in package
+    text = re.sub(r"<[^>]*>", "", package)
+    assert "read_job(environ" in text and "class Job" in text
+    assert 'id="recipe-tasks-base"' in (site / "site" / "recipe.html").read_text()
+
+
+@pytest.mark.heavy
+def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    """A mention, an anchor and a page."""
+    source = tmp_path / "docs"
+    source.mkdir()
+    text = "see docs/NOWHERE.md, [this](#nowhere) and [that](other.md)"
+    (source / "index.md").write_text(f"# A page\n\n{text}\n")
+    built = build(source, tmp_path / "site")
+    assert built.returncode != 0
+    for says in ("docs/NOWHERE.md is mentioned, and is no page", "'nowhere'", "other.md"):
+        assert says in built.stderr
+
+
+def test_the_pages_are_what_the_code_says() -> None:
+    program = (
+        "import json, runpy; print(json.dumps(runpy.run_path('docs/reference.py')['pages']()))"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for path, text in json.loads(made).items():
+        assert (ROOT / path).read_text() == text, "run: .venv/bin/python docs/reference.py"
+        assert "text-classification" in text
+
+
+def test_the_drawings_are_what_the_program_draws() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["DRAWINGS"]
+    assert len(drawings) >= 4
+    for name, draw in drawings.items():
+        committed = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+        assert committed == draw().text(), "run: .venv/bin/python docs/diagrams.py"

@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 
 
 def read_body(handler: BaseHTTPRequestHandler) -> bytes:
@@ -16,6 +17,23 @@ def read_body(handler: BaseHTTPRequestHandler) -> bytes:
         handler.rfile.readline()
     handler.rfile.readline()
     return body
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A handler that logs nothing, and answers in one call."""
+
+    def reply(
+        self, status: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
 
 
 @contextlib.contextmanager

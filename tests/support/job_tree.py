@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.paths import CODE
+from tests.support.preloading import run_script
 from tests.support.until import until
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Tree:
     base: Path
     environ: dict[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    amphora: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a process that has imported what a job does; jobs are forks of it, if given."""
 
     def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Self:
         """Write input/config: `hyperparameters`, and `files` by stem, as JSON or text."""
@@ -80,6 +82,8 @@ class Tree:
     def run(
         self, command: Sequence[str], environ: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
+        if self.amphora and [*command[:3]] == [sys.executable, "-m", "amphora"]:
+            return run_script(self.amphora, command[2:], environ, Path.cwd(), "amphora")
         return subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -105,14 +109,6 @@ class Tree:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-
-def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
-    """Run the recipe by `amphora train` on the channels below `base`; return what it prints."""
-    tree = Tree(base, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
-    done = tree.configure(hyperparameters).train(timeout=280, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def wait_for(path: object, seconds: float = 240) -> None:

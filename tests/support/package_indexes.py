@@ -1,20 +1,22 @@
-"""A package index behind a password, and the two calls of AWS CodeArtifact that lead to it."""
+"""Code as the SDKs upload it, wheels, a package index behind a password, and AWS CodeArtifact's calls."""
 
 import base64
 import contextlib
+import io
 import json
+import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pip
 
 from tests.support import http_server
 
+AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "yyyyyyyy", "AWS_REGION": "us-east-1"}
 ARN = "arn:aws:codeartifact:eu-west-1:111122223333:repository/team/python"
 DENIED = "arn:aws:codeartifact:eu-west-1:111122223333:repository/denied/python"
 ABSENT = "arn:aws:codeartifact:eu-west-1:111122223333:repository/team/absent"
@@ -38,6 +40,20 @@ def wheel(
     return path
 
 
+def archive(path: Path, *members: tuple[str, str] | tarfile.TarInfo) -> Path:
+    """Write a .tar.gz of (name, text) files and of members as given; return its path."""
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            name, text = member
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
 def bare_environment(folder: Path) -> Path:
     """Make an environment that has only pip, by a link, since to install it takes seconds.
 
@@ -54,80 +70,60 @@ def bare_environment(folder: Path) -> Path:
 
 @dataclass
 class IndexServer:
-    """What the server is asked, and what it gives.
-
-    /open and /private hold the same wheels; /private asks for `user` and `password`, and so does
-    the repository `python` of CodeArtifact's domain `team`, for the token that was given last.
-    """
+    """An index whose /private/ takes `user` and `password`, and CodeArtifact with the repository `python`
+    of the domain `team` at /pypi/, which takes the token that was given last."""
 
     folder: Path
+    """Of the wheels."""
     user: str = "reader"
     password: str = "pass word/of @reader"
     tokens: list[str] = field(default_factory=list)
     """Those that were given, one for each call."""
     requested_paths: list[str] = field(default_factory=list)
     """The paths that were asked for with credentials that count."""
-    refused: list[str] = field(default_factory=list)
     seen_in_argv: list[str] = field(default_factory=list)
     """Command lines that held a token while pip spoke with this server."""
-    port: int = 0
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    address: str = ""
 
     @property
     def aws(self) -> dict[str, str]:
         """The variables with which boto3's CodeArtifact is this server."""
-        return {
-            "AWS_ENDPOINT_URL_CODEARTIFACT": self.address,
-            "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "yyyyyyyy",
-        }
+        return {**AWS, "AWS_ENDPOINT_URL_CODEARTIFACT": self.address}
 
-    def reply(self, method: str, target: str, authorization: str) -> tuple[int, bytes, str]:
+    def reply(self, target: str, authorization: str) -> tuple[int, bytes, str]:
         """Status, body and media type."""
         parts = urlsplit(target)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        if parts.path in ("/v1/authorization-token", "/v1/repository/endpoint"):
-            return self._codeartifact(method, parts.path, query)
+        if parts.path.startswith("/v1/"):
+            return self._codeartifact(parts.path, dict(parse_qsl(parts.query)))
         repository, _, rest = parts.path.strip("/").partition("/")
-        logins = {"open": "", "private": f"{self.user}:{self.password}"}
-        logins["pypi"] = f"aws:{self.tokens[-1]}" if self.tokens else "nobody:yet"
-        login = logins.get(repository)
-        expected = f"Basic {base64.b64encode((login or '').encode()).decode()}"
-        if login is None or (login and authorization != expected):
-            self.refused.append(parts.path)
-            return (404 if login is None else 401), b"", "text/plain"
+        login = (
+            f"{self.user}:{self.password}" if repository == "private" else f"aws:{self.tokens[-1]}"
+        )
+        if authorization != f"Basic {base64.b64encode(login.encode()).decode()}":
+            return 401, b"", "text/plain"
         self.requested_paths.append(parts.path)
-        for token in self.tokens:
-            for process in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    line = process.read_bytes()
-                    self.seen_in_argv += [repr(line)] if token.encode() in line else []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = process.read_bytes()
+                self.seen_in_argv += [repr(line) for token in self.tokens if token.encode() in line]
         if rest.endswith(".whl"):
             return 200, (self.folder / rest.rpartition("/")[2]).read_bytes(), "application/zip"
         name = rest.strip("/").rpartition("/")[2].replace("-", "_")
-        results = sorted(path.name for path in self.folder.glob(f"{name}-*.whl"))
-        links = "".join(f'<a href="/{repository}/files/{file}">{file}</a>' for file in results)
-        return (200 if results else 404), f"<html>{links}</html>".encode(), "text/html"
+        files = sorted(path.name for path in self.folder.glob(f"{name}-*.whl"))
+        links = "".join(f'<a href="/{repository}/files/{file}">{file}</a>' for file in files)
+        return (200 if files else 404), f"<html>{links}</html>".encode(), "text/html"
 
-    def _codeartifact(
-        self, method: str, path: str, query: dict[str, str]
-    ) -> tuple[int, bytes, str]:
+    def _codeartifact(self, path: str, query: dict[str, str]) -> tuple[int, bytes, str]:
         known = query.get("repository", "python") == "python"
         if query["domain"] == "denied" or not known:
             kind = "AccessDeniedException" if known else "ResourceNotFoundException"
             body = {"message": f"User: x is told {kind}", "__type": kind}
             return (403 if known else 404), json.dumps(body).encode(), kind
         assert query["domain-owner"] == "111122223333"
+        answer: dict[str, object] = {"repositoryEndpoint": f"{self.address}/pypi/python/"}
         if path == "/v1/authorization-token":
-            assert method == "POST"
             self.tokens.append(f"eyJ0b2tlbi5udW1iZXI.{len(self.tokens)}.of-codeartifact_")
             answer = {"authorizationToken": self.tokens[-1], "expiration": 1.9e9}
-        else:
-            assert query["format"] == "pypi"
-            answer = {"repositoryEndpoint": f"{self.address}/pypi/python/"}
         return 200, json.dumps(answer).encode(), "application/json"
 
 
@@ -136,25 +132,16 @@ def served(folder: Path) -> Iterator[IndexServer]:
     """The wheels in `folder`, by a real server."""
     index = IndexServer(folder)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(http_server.Quiet):
         def do_GET(self) -> None:
-            status, body, kind = index.reply(
-                self.command, self.path, self.headers.get("Authorization", "")
-            )
-            self.send_response(status)
-            if status == 401:
-                self.send_header("WWW-Authenticate", 'Basic realm="index"')
+            status, body, kind = index.reply(self.path, self.headers.get("Authorization", ""))
+            headers = {"WWW-Authenticate": 'Basic realm="index"'} if status == 401 else {}
             if kind.endswith("Exception"):
-                self.send_header("x-amzn-ErrorType", kind)
-            self.send_header("Content-Type", kind if "/" in kind else "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                headers["x-amzn-ErrorType"], kind = kind, "application/json"
+            self.reply(status, body, {"Content-Type": kind, **headers})
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http_server.running(Handler) as index.port:
+    with http_server.running(Handler) as port:
+        index.address = f"http://127.0.0.1:{port}"
         yield index

@@ -126,23 +126,31 @@ def ranks(folder: Path, rows: Sequence[Row]) -> tuple[Any, Any]:
     return {"query": query, "texts": texts}, answer
 
 
+def _generate(folder: Path, kind: str, texts: Sequence[str], **options: Any) -> list[str]:
+    """Return what a model generates for texts, one after another."""
+    import torch
+
+    model, tokenizer = load(folder, kind)
+    prefix = getattr(model.config, "prefix", None) or ""
+    generated = []
+    for text in texts:
+        encoded = tokenizer(prefix + text, return_tensors="pt")
+        encoded.pop("token_type_ids", None)
+        with torch.no_grad():
+            (output,) = model.generate(**encoded, **options)
+        new = output if model.config.is_encoder_decoder else output[encoded["input_ids"].shape[1] :]
+        generated.append(tokenizer.decode(new, skip_special_tokens=True))
+    return generated
+
+
 def written(source: Callable[[Row], str]) -> Callable[[Path, Sequence[Row]], tuple[Any, Any]]:
     """Return what makes a request for generated texts, and these by `generate`."""
 
     def answer(folder: Path, rows: Sequence[Row]) -> tuple[Any, Any]:
-        import torch
-
-        model, tokenizer = load(folder, "AutoModelForSeq2SeqLM")
         texts = [source(row) for row in rows]
-        prefix = getattr(model.config, "prefix", None) or ""
-        answers = []
-        for text in texts:
-            encoded = tokenizer(prefix + text, return_tensors="pt")
-            encoded.pop("token_type_ids", None)
-            with torch.no_grad():
-                (output,) = model.generate(**encoded, **WRITTEN)
-            answers.append({"generated_text": tokenizer.decode(output, skip_special_tokens=True)})
-        return {"inputs": texts, "parameters": WRITTEN}, answers
+        answers = _generate(folder, "AutoModelForSeq2SeqLM", texts, **WRITTEN)
+        body = {"inputs": texts, "parameters": WRITTEN}
+        return body, [{"generated_text": text} for text in answers]
 
     return answer
 
@@ -151,19 +159,12 @@ def completions(prompt: Callable[[Row], str]) -> Callable[[Path, Sequence[Row]],
     """Return what makes a request for completions, and these by `generate`."""
 
     def answer(folder: Path, rows: Sequence[Row]) -> tuple[Any, Any]:
-        import torch
-
-        model, tokenizer = load(folder, "AutoModelForCausalLM")
-        answers = []
-        for row in rows:
-            encoded = tokenizer(prompt(row), return_tensors="pt")
-            encoded.pop("token_type_ids", None)
-            with torch.no_grad():
-                (output,) = model.generate(**encoded, do_sample=False, max_new_tokens=NEW_TOKENS)
-            new = output[encoded["input_ids"].shape[1] :]
-            answers.append([{"generated_text": tokenizer.decode(new, skip_special_tokens=True)}])
+        texts = [prompt(row) for row in rows]
+        options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+        answers = _generate(folder, "AutoModelForCausalLM", texts, **options)
         parameters = {"max_new_tokens": NEW_TOKENS, "return_full_text": False}
-        return {"inputs": [prompt(row) for row in rows], "parameters": parameters}, answers
+        body = {"inputs": texts, "parameters": parameters}
+        return body, [[{"generated_text": text}] for text in answers]
 
     return answer
 

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from tests.support.paths import CODE
 from tests.support.ports import free_port
@@ -40,25 +40,7 @@ ECHO = """
     def output_fn(prediction, accept):
         return json.dumps(prediction)
 """
-
-
 SERVE = (sys.executable, "-m", "amphora", "serve")
-
-
-def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
-    """Return the command of a server with other limits.
-
-    `open_files` is the limit of the process, `linger` the seconds that it waits after SIGTERM for
-    requests on their way.
-    """
-    files, linger = int(limits.get("open_files", 4096)), limits.get("linger")
-    program = (
-        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}));"
-        "from amphora.cli import main; from amphora.serving.http import server;"
-        f" server._LINGER_SECONDS = {linger} or server._LINGER_SECONDS;"
-        " raise SystemExit(main())"
-    )
-    return (sys.executable, "-c", program, "serve")
 
 
 RECIPE = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -106,28 +88,22 @@ class Running:
 
     def ready(self, timeout: float = 240) -> Running:
         """Wait for `/ping` to answer 200."""
-        end = time.monotonic() + timeout
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                raise AssertionError(
-                    f"the server ended with {self.process.returncode}:\n{self.log}"
-                )
+
+        def serves() -> bool:
+            code = self.process.poll()
+            assert code is None, f"the server ended with {code}:\n{self.log}"
             # Another test's server may have taken the port before this one came to listen.
-            if self.ping() == 200 and self.listens():
-                return self
-            time.sleep(0.02)
-        raise AssertionError(f"not ready after {timeout} s:\n{self.log}")
+            return self.ping() == 200 and self.listens()
+
+        until(serves, timeout, lambda: self.log)
+        return self
 
     def listens(self) -> bool:
         """Whether it is this server that listens on the port."""
-        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        # State 0A is LISTEN.
-        inodes = {row[9] for row in rows if row[1].endswith(f":{self.port:04X}") and row[3] == "0A"}
-        sockets = {f"socket:[{inode}]" for inode in inodes}
-        pids = [self.process.pid, *_descendants(self.process.pid)]
-        links = (link for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*"))
-        with contextlib.suppress(OSError):
-            return any(str(link.readlink()) in sockets for link in links)
+        with contextlib.suppress(psutil.Error):
+            processes = [psutil.Process(self.process.pid), *children(self.process.pid, True)]
+            connections = [item for process in processes for item in process.net_connections("tcp")]
+            return any(c.status == "LISTEN" and c.laddr.port == self.port for c in connections)
         return False
 
     def ping(self) -> int:
@@ -161,8 +137,8 @@ class Running:
 
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""
-        below = _descendants(self.process.pid)
-        return [pid for pid in below if not children(pid)]
+        below = children(self.process.pid, True)
+        return [process.pid for process in below if not children(process.pid)]
 
     def wait_for_workers(self, count: int, timeout: float = 240) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
@@ -187,12 +163,12 @@ class Running:
         """Kill the server and what it started, which a server that is killed cannot end."""
         self.http.close()
         if self.process.poll() is None:
-            below = _descendants(self.process.pid)
+            below = children(self.process.pid, True)
             self.process.kill()
             self.process.wait()
-            for pid in below:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._log.close()
 
 
@@ -208,51 +184,28 @@ def served(base: Path, preloaded: Mapping[str, str], **environ: str) -> Iterator
         yield server.ready(900)
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of the direct children of any of its threads."""
-    results: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread that has just ended has none.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            results += map(int, task.read_text().split())
-    return results
-
-
-def _descendants(pid: int) -> list[int]:
-    return [descendant for child in children(pid) for descendant in (child, *_descendants(child))]
+def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
+    """The processes that a process has started; none if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive)
+    return []
 
 
 Start = Callable[..., Running]
 
 
-def write_code(base: Path, code: str, program: str, files: dict[str, str] | None) -> None:
-    """The handlers of the model under `base`."""
-    folder = base / "model" / "code"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {program: code, **(files or {})}.items():
-        (folder / name).write_text(textwrap.dedent(text))
+def write_code(model: Path, files: Mapping[str, str]) -> Path:
+    """Write files below a model's folder; return the folder."""
+    for name, text in files.items():
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return model
 
 
-STREAM = (
-    ECHO
-    + """
-    import os, time
-
-    def predict_fn(data, model):
-        def words():
-            for number in range(data["words"]):
-                if number == data.get("break"):
-                    raise RuntimeError("broken in the middle")
-                yield f"word{number} "
-                time.sleep(data.get("pause", 0))
-                while "after" in data and not os.path.exists(f"{data['after']}{number}"):
-                    time.sleep(0.01)
-        return words()
-
-    def output_fn(prediction, accept):
-        return prediction, "text/event-stream"
-"""
-)
+def write_model(folder: Path, code: str) -> str:
+    """Write a model of these handlers; return its folder as a request names it."""
+    return str(write_code(folder, {"code/inference.py": code}))
 
 
 MERGING = """
@@ -288,17 +241,4 @@ MERGING = """
         if prediction[0] == "no output":
             raise RuntimeError("no output")
         return json.dumps(prediction)
-"""
-
-
-def write_model(folder: Path, code: str) -> str:
-    (folder / "code").mkdir(parents=True)
-    (folder / "code" / "inference.py").write_text(code)
-    return str(folder)
-
-
-NAMED = """
-import json
-def model_fn(model_dir): return model_dir.rsplit("/", 1)[1]
-def transform_fn(model, body, content_type, accept): return json.dumps([model, json.loads(body)])
 """

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import textwrap
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from amphora.serving.worker import conversation, handlers, runner
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import ModelRunner
 from tests.support.paths import CODE
+from tests.support.servers import write_code
 
 JSON = "application/json"
 
@@ -32,15 +31,6 @@ def load_runner(
         device_kind=devices.CPU, batch_size=batch_size, batch_tokens=batch_tokens,
     )  # fmt: skip
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
-
-
-def write_code(model: Path, files: Mapping[str, str]) -> Path:
-    """Write files below a model's folder; return the folder."""
-    for name, text in files.items():
-        path = model / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
-    return model
 
 
 def ask(
@@ -107,20 +97,14 @@ class Front:
         message, body = messages.receive(self.sock)
         return vars(message), body
 
-    def until_idle(self) -> list[tuple[dict[str, Any], bytes]]:
+    def until(self, state: str = "idle") -> list[tuple[dict[str, Any], bytes]]:
+        """Return what comes until the worker is in a state; idle, with the last batch behind it."""
         frames = []
-        while not frames or (frames[-1][0].get("state"), frames[-1][0].get("batch")) != (
-            "idle",
-            self.number,
-        ):
+        while True:
             frames.append(self.receive())
-        return frames
-
-    def until(self, state: str) -> list[tuple[dict[str, Any], bytes]]:
-        frames = [self.receive()]
-        while frames[-1][0].get("state") != state:
-            frames.append(self.receive())
-        return frames
+            header = frames[-1][0]
+            if header.get("state") == state and (state != "idle" or header["batch"] == self.number):
+                return frames
 
 
 def answers(frames: list[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:

@@ -28,15 +28,6 @@ QUICK = {
 Serve = Callable[..., Running]
 
 
-def save_adapter(base: Path, folder: Path, seed: int) -> Path:
-    """A LoRA adapter that changes every answer."""
-    from transformers import AutoModelForCausalLM
-
-    return adapter(
-        base, folder, AutoModelForCausalLM, seed, target_modules=["q_proj", "v_proj", "o_proj"]
-    )
-
-
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """serve(base, NAME=value): a server of vLLM's environment on the model below base."""
@@ -63,11 +54,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The base folder of a model with one adapter beside it; another one is in `second`."""
+    from transformers import AutoModelForCausalLM
+
     base = tmp_path_factory.mktemp("llama")
     saved = save_llama(base / "model")
-    save_adapter(saved, base / "first", 1)
+    modules = ["q_proj", "v_proj", "o_proj"]
+    for seed, name in enumerate(("first", "second"), 1):
+        adapter(saved, base / name, AutoModelForCausalLM, seed, target_modules=modules)
     shutil.copytree(base / "first", base / "model/adapters/first")
-    save_adapter(saved, base / "second", 2)
     return base
 
 

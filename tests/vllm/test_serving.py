@@ -123,15 +123,6 @@ def test_openai_chats_whole_and_streamed(client: OpenAI) -> None:
     assert chunks[-1].usage == whole.usage
 
 
-def test_openai_completes(client: OpenAI, model: Path) -> None:
-    """As transformers does; several prompts, and the Responses API."""
-    made = client.completions.create(
-        model="model", prompt=[PROMPT, "x"], max_tokens=6, temperature=0
-    )
-    assert made.choices[0].text == greedy(model / "model", PROMPT, 6)
-    assert [choice.index for choice in made.choices] == [0, 1]
-
-
 def test_openai_responds_whole_and_streamed(client: OpenAI, server: Running) -> None:
     """With the events that OpenAI documents, in their order."""
     body: Any = {"model": "model", "input": "paint it", "max_output_tokens": 6, "temperature": 0}

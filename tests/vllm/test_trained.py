@@ -8,8 +8,9 @@ import pytest
 from tests.support import causal_kit
 from tests.support.causal_kit import save_llama
 from tests.support.exports import environment, run_on_model
-from tests.support.job_tree import Tree, trained
+from tests.support.job_tree import Tree
 from tests.support.jobs import write
+from tests.support.paths import CODE
 from tests.vllm.conftest import START_SECONDS, Serve, greedy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * START_SECONDS)]
@@ -37,7 +38,9 @@ def test_a_trained_decoder_answers_what_it_has_learned(
     }  # fmt: skip
     if saved == "adapter":
         hyperparameters |= {"lora_r": "24", "lora_save": "adapter"}
-    trained(tmp_path, hyperparameters)
+    tree = Tree(tmp_path, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
+    done = tree.configure(hyperparameters).train(timeout=280, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert ("adapter_model.safetensors" in names) == (saved == "adapter")
     speculation = {"SM_VLLM_SPECULATIVE_CONFIG": json.dumps(SPECULATION)} if saved == "full" else {}

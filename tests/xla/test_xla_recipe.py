@@ -1,7 +1,9 @@
-"""The recipe on torch-xla: compilations, checkpoints, resuming, and results compared with PyTorch's."""
+"""The recipe on torch-xla's CPU device: compilations, checkpoints, resuming, and results compared with
+PyTorch's. `make test-xla` runs this, with PJRT_DEVICE=CPU."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,13 +15,61 @@ from typing import Any
 
 import pytest
 
+from tests.support.jobs import write
 from tests.support.paths import CODE
-from tests.support.xla_job import Job
+from tests.support.words import reviews
 
+sys.path.insert(0, str(CODE))
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GRAPHS = 3
 """Graphs of a training of new shapes: its first step, which creates the optimizer's state, the other
 steps, and a batch of an evaluation."""
 Data = Callable[..., Path]
+
+
+class Job:
+    """Trainings of one job, in this process: what torch-xla compiled once it does not again."""
+
+    def __init__(self, base: Path, model: Path, data: Path, **hyperparameters: Any) -> None:
+        self.base = base
+        self.environ = {"SAGEMAKER_BASE_DIR": str(base), "SM_CHANNEL_TRAIN": str(data)}
+        values = {"model_id": model, "batch_size": 8, "lr": 5e-3, "logging_steps": 1}
+        self.argv = [f"--{key}={value}" for key, value in {**values, **hyperparameters}.items()]
+
+    def run(self) -> int:
+        """Train; the number of graphs that were compiled for it."""
+        from recipe import arguments, paths
+        from recipe.runtime import xla
+        from recipe.training import run
+
+        before, _ = xla.compiled()
+        where = paths.from_environment({**os.environ, **self.environ})
+        run.run(arguments.parse(self.argv), where, {**os.environ, **self.environ})
+        return xla.compiled()[0] - before
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        return load_file(self.base / "model" / "model.safetensors")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        actual: dict[str, float] = json.loads((self.base / "output/data/metrics.json").read_text())
+        return actual
+
+
+@pytest.fixture(scope="module")
+def write_data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """A function of a number of rows, and how long they are, to a channel's folder."""
+
+    def write_rows(count: int, times: int = 1) -> Path:
+        rows = [
+            {"text": " ".join([text] * times), "label": label} for text, label in reviews(count)
+        ]
+        return write(tmp_path_factory.mktemp("data"), rows)
+
+    return write_rows
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +80,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, write_data:
     return job
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_more_steps_epochs_and_data_compile_nothing_more(
     tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
 ) -> None:
@@ -41,22 +89,6 @@ def test_more_steps_epochs_and_data_compile_nothing_more(
     assert (few, more) == (GRAPHS, GRAPHS)
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.long
-def test_a_graph_for_each_length_would_be_seen(
-    tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
-) -> None:
-    data = write_data(30)
-    longer = write_data(30, times=2) / "train.jsonl"
-    with (data / "train.jsonl").open("a") as stream:
-        stream.write("\n" + longer.read_text())
-    count = Job(tmp_path, tiny_model, data, packing=False).run()
-    assert count > GRAPHS
-
-
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_stopped_training_goes_on_to_the_same_weights(
     tmp_path: Path,
     tiny_model: Path,
@@ -102,8 +134,6 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
         assert (weight == expected[name]).all(), name
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_steps_are_those_of_eager_pytorch(
     tmp_path: Path, still_model: Path, write_data: Data
 ) -> None:
@@ -132,8 +162,6 @@ def test_steps_are_those_of_eager_pytorch(
         assert on_xla.metrics[name] == pytest.approx(eager.metrics[name], abs=1e-4)
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Data) -> None:
     same = {"data": write_data(20), "max_steps": 1, "lr": 1e-9}
     losses = []
@@ -146,8 +174,6 @@ def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Dat
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_cpu_cannot_be_asked_for_beside_torch_xla(tmp_path: Path, tiny_model: Path) -> None:
     from recipe.errors import HyperparameterError
 
@@ -155,10 +181,8 @@ def test_the_cpu_cannot_be_asked_for_beside_torch_xla(tmp_path: Path, tiny_model
         Job(tmp_path, tiny_model, tmp_path, use_cpu=True).run()
 
 
-@pytest.mark.xla
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_processes_that_would_train_apart_do_not_start(
-    tmp_path: Path, tiny_model: Path, write_data: Callable[..., Path]
+    tmp_path: Path, tiny_model: Path, write_data: Data
 ) -> None:
     job = Job(tmp_path, tiny_model, write_data(20), epochs=1)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]

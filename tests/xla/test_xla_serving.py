@@ -18,21 +18,6 @@ BUCKETS = "1x16,4x16,4x48"
 MANY = [" ".join(WORDS[: 1 + number % 11]) for number in range(15)] + ["who " * 90]
 CONTEXT = "anna said paris was good in the film again . " * 8
 PAIR = {"text": "who said", "text_pair": "anna said paris was bad"}
-BODIES: dict[str, list[Any]] = {
-    "BertForSequenceClassification": [
-        {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
-    ],
-    # It adds something for types that are all 0, as the tokenizer gives them.
-    "GPT2ForSequenceClassification": [
-        {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
-    ],
-    "BertForTokenClassification": [{"inputs": TEXTS}, {"inputs": TEXTS[1]}],
-    "BertForQuestionAnswering": [
-        {"inputs": {"question": "who said", "context": CONTEXT[:60]}},
-        {"inputs": {"question": "who said", "context": CONTEXT}, "parameters": {"top_k": 2}},
-    ],
-    "BertModel": [{"inputs": MANY}, {"source_sentence": "who", "sentences": TEXTS}],
-}  # fmt: skip
 OnCpu = Callable[..., Handlers]
 
 
@@ -74,9 +59,28 @@ def held(
         assert_close(answer, plain.ask(body))
 
 
-@pytest.mark.parametrize("kind", BODIES)
-def test_each_head_answers_as_on_the_cpu(kind: str, tmp_path: Path, cpu_handlers: OnCpu) -> None:
-    held(save(kind, tmp_path / "model"), BODIES[kind], cpu_handlers)
+@pytest.mark.parametrize(
+    ("kind", "bodies"),
+    {
+        "BertForSequenceClassification": [
+            {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
+        ],
+        # It adds something for types that are all 0, as the tokenizer gives them.
+        "GPT2ForSequenceClassification": [
+            {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
+        ],
+        "BertForTokenClassification": [{"inputs": TEXTS}, {"inputs": TEXTS[1]}],
+        "BertForQuestionAnswering": [
+            {"inputs": {"question": "who said", "context": CONTEXT[:60]}},
+            {"inputs": {"question": "who said", "context": CONTEXT}, "parameters": {"top_k": 2}},
+        ],
+        "BertModel": [{"inputs": MANY}, {"source_sentence": "who", "sentences": TEXTS}],
+    }.items(),
+)  # fmt: skip
+def test_each_head_answers_as_on_the_cpu(
+    kind: str, bodies: list[Any], tmp_path: Path, cpu_handlers: OnCpu
+) -> None:
+    held(save(kind, tmp_path / "model"), bodies, cpu_handlers)
 
 
 def test_a_sentence_transformer_with_a_prompt_that_is_not_pooled(

@@ -4,7 +4,7 @@ neuron-ls guide (trn2, Neuron 2.28) and published outputs show; a libcuda.so.1 i
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,21 @@ from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import device, neuron_ls, printing, trn1
 
+Host = Callable[..., dict[str, str]]
 
-def test_no_tools_is_a_cpu(tmp_path: Path) -> None:
+
+def tool(folder: Path, name: str, output: str = "", code: int = 0) -> dict[str, str]:
+    """A program that prints; return the variables with which it is found."""
+    (folder / name).write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def test_no_tool_or_one_that_fails_is_a_cpu(tmp_path: Path) -> None:
     detected = devices.detect({"PATH": str(tmp_path)})
     assert (detected.kind, detected.accelerators) == ("cpu", 0)
     assert detected.cpus == len(os.sched_getaffinity(0)) or detected.cpus >= 1
     assert "no nvidia-smi; no neuron-ls" in detected.reason
-
-
-def test_a_driver_that_fails_is_no_gpu(tmp_path: Path) -> None:
-    def tool(folder: Path, name: str, output: str = "", code: int = 0) -> dict[str, str]:
-        path = folder / name
-        path.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
-        path.chmod(0o755)
-        return {"PATH": f"{folder}:/usr/bin:/bin"}
-
     assert devices.detect(tool(tmp_path, "nvidia-smi", "failed", 9)).kind == "cpu"
 
 
@@ -132,14 +132,11 @@ def test_a_choice_that_cannot_be_is_named(tmp_path: Path, name: str, value: str)
         devices.detect(printing(tmp_path, trn1(16)) | {name: value})
 
 
-def test_logical_cores_of_trainium2_are_counted(tmp_path: Path) -> None:
+def test_logical_cores_are_counted_by_the_tool_where_aws_puts_it(tmp_path: Path) -> None:
     listing = printing(tmp_path, trn2(1, 2, "trn2.3xlarge"))
     assert devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "0-3"}).accelerators == 4
     with pytest.raises(ConfigError, match="NEURON_RT_VISIBLE_CORES is '4'"):
         devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "4"})
-
-
-def test_the_tool_is_found_where_aws_puts_it(tmp_path: Path) -> None:
     (tmp_path / "opt").mkdir()
     printing(tmp_path, trn1(1))
     (tmp_path / "neuron-ls").rename(tmp_path / "opt" / "neuron-ls")
@@ -183,8 +180,10 @@ def test_garbage_is_an_error_that_names_the_tool(tmp_path: Path, printed: str) -
         devices.detect(neuron_ls(tmp_path, f"cat {tmp_path}/listing"))
 
 
-# A driver library as CUDA's: it tells its version, and counts as CUDA_VISIBLE_DEVICES says.
-LIBRARY = """
+def library(folder: Path, version: int, init: int = 0, name: str = "libcuda.so.1") -> None:
+    """Compile a driver library as CUDA's: it tells its version, and counts as CUDA_VISIBLE_DEVICES says."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cuda.c").write_text("""
 #include <stdlib.h>
 #include <string.h>
 int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
@@ -195,75 +194,57 @@ static int shown(void) {
 }
 int cuInit(unsigned flags) { return INIT ? INIT : shown() ? 0 : 100; }
 int cuDeviceGetCount(int *count) { *count = shown(); return 0; }
-"""
+""")
+    values = ["-shared", "-fPIC", f"-DVERSION={version}", f"-DINIT={init}"]
+    subprocess.run(["cc", *values, "-o", folder / name, folder / "cuda.c"], check=True)
 
 
-def library(folder: Path, version: int, init: int = 0, name: str = "libcuda.so.1") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "cuda.c"
-    source.write_text(LIBRARY)
-    values = [f"-DVERSION={version}", f"-DINIT={init}"]
-    compiler = shutil.which("cc")
-    assert compiler is not None
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", *values, "-o", str(folder / name), str(source)], check=True
-    )
-    return folder
-
-
-@dataclass
-class Host:
-    """A host's tools and libraries, and the image's torch."""
-
-    folder: Path
-
-    def environ(self, driver: str = "535.161.08", torch: str = "'13.0'") -> dict[str, str]:
-        tools = self.folder / "tools"
-        tools.mkdir(exist_ok=True)
-        script = (
-            f"#!/bin/sh\nprintf '{driver}\\n{driver}\\n'\n" if driver else "#!/bin/sh\nexit 9\n"
-        )
-        (tools / "nvidia-smi").write_text(script)
-        (tools / "nvidia-smi").chmod(0o755)
-        package = self.folder / "packages" / "torch"
-        package.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text("raise AssertionError('torch must not be imported')")
-        (package / "version.py").write_text(f"cuda: str | None = {torch}\nhip = None\n")
-        return {
-            "PATH": f"{tools}:/usr/bin:/bin",
-            "PYTHONPATH": str(package.parent),
-            "LD_LIBRARY_PATH": str(self.folder / "driver"),
-        }
+def bring(tmp_path: Path, version: int, init: int = 0) -> None:
+    """The compatibility libraries of driver 580.65.06, linked as NVIDIA's package links them."""
+    library(tmp_path / "compat", version, init, "libcuda.so.580.65.06")
+    (tmp_path / "compat" / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """host(driver, torch): the variables of a host with such a driver, and of an image's torch."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here")
     monkeypatch.setattr(cuda, "COMPAT", tmp_path / "compat")
     monkeypatch.setattr(cuda, "_DEV", tmp_path / "dev")
-    return Host(tmp_path)
+
+    def environ(driver: str = "535.161.08", torch: str = "'13.0'") -> dict[str, str]:
+        path = tool(tmp_path, "nvidia-smi", f"{driver}\n{driver}", 0 if driver else 9)["PATH"]
+        package = tmp_path / "packages" / "torch"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text("raise AssertionError('torch must not be imported')")
+        (package / "version.py").write_text(f"cuda: str | None = {torch}\nhip = None\n")
+        libraries = {"PYTHONPATH": str(package.parent), "LD_LIBRARY_PATH": str(tmp_path / "driver")}
+        return {"PATH": path, **libraries}
+
+    return environ
 
 
-def test_a_driver_that_is_new_enough(host: Host) -> None:
-    library(host.folder / "driver", 13000)
-    detected = devices.detect(host.environ("580.65.06"))
+def test_a_driver_that_is_new_enough_takes_no_compatibility_libraries(
+    host: Host, tmp_path: Path
+) -> None:
+    library(tmp_path / "driver", 13000)
+    detected = devices.detect(host("580.65.06"))
     assert (detected.kind, detected.accelerators, dict(detected.variables)) == ("cuda", 2, {})
     assert "lists 2 GPUs with driver 580.65.06" in detected.reason
+    library(tmp_path / "driver", 13010)
+    bring(tmp_path, 13000, init=803)
+    assert not devices.detect(host("590.1.2")).variables
 
 
-def brought(host: Host, version: int, init: int = 0) -> None:
-    """The compatibility libraries of driver 580.65.06, linked as NVIDIA's package links them."""
-    library(host.folder / "compat", version, init, "libcuda.so.580.65.06")
-    (host.folder / "compat" / "libcuda.so.1").symlink_to("libcuda.so.580.65.06")
-
-
-def test_an_older_driver_takes_the_compatibility_libraries(host: Host, tree: Tree) -> None:
-    library(host.folder / "driver", 12020)
-    brought(host, 13000)
-    environ = host.environ()
+def test_an_older_driver_takes_the_compatibility_libraries(
+    host: Host, tmp_path: Path, tree: Tree
+) -> None:
+    library(tmp_path / "driver", 12020)
+    bring(tmp_path, 13000)
+    environ = host()
     detected = devices.detect(environ)
-    first = f"{host.folder / 'compat'}:{host.folder / 'driver'}"
+    first = f"{tmp_path / 'compat'}:{tmp_path / 'driver'}"
     assert (detected.accelerators, detected.variables["LD_LIBRARY_PATH"]) == (2, first)
     assert "compatibility libraries of 580.65.06" in detected.reason
     # They reach the script's processes.
@@ -272,12 +253,6 @@ def test_an_older_driver_takes_the_compatibility_libraries(host: Host, tree: Tre
     source = Source(root=Paths(tree.base).code, kind=ProgramKind.SCRIPT, name="s.py")
     plan = launch.plan(job, detected, source, tree.base, environ)
     assert plan.environ["LD_LIBRARY_PATH"] == first
-
-
-def test_a_newer_driver_does_not_take_them(host: Host) -> None:
-    library(host.folder / "driver", 13010)
-    brought(host, 13000, init=803)
-    assert not devices.detect(host.environ("590.1.2")).variables
 
 
 @pytest.mark.parametrize(
@@ -291,13 +266,13 @@ def test_a_newer_driver_does_not_take_them(host: Host) -> None:
     ],
 )
 def test_a_gpu_that_cannot_be_used_is_an_error(
-    host: Host, version: int | None, init: int | str, says: str
+    host: Host, tmp_path: Path, version: int | None, init: int | str, says: str
 ) -> None:
     if version is not None:
-        library(host.folder / "driver", version, init if isinstance(init, int) else 0)
+        library(tmp_path / "driver", version, init if isinstance(init, int) else 0)
     if init == "compat":
-        brought(host, 13000, init=804)
-    environ = host.environ(torch="None" if init == "None" else "'13.0'")
+        bring(tmp_path, 13000, init=804)
+    environ = host(torch="None" if init == "None" else "'13.0'")
     with pytest.raises(ConfigError) as caught:
         devices.detect({**environ, "CUDA_VISIBLE_DEVICES": "0"})
     for part in (says, "driver 535.161.08", "inference_ami_version", "CUDA_VISIBLE_DEVICES"):
@@ -305,18 +280,18 @@ def test_a_gpu_that_cannot_be_used_is_an_error(
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2)])
-def test_the_gpus_that_are_shown(host: Host, visible: str, count: int) -> None:
-    library(host.folder / "driver", 13000)
+def test_the_gpus_that_are_shown(host: Host, tmp_path: Path, visible: str, count: int) -> None:
+    library(tmp_path / "driver", 13000)
     # To hide all GPUs is the remedy for those whose image cannot use them.
     torch = "'13.0'" if count else "None"
-    detected = devices.detect({**host.environ(torch=torch), "CUDA_VISIBLE_DEVICES": visible})
+    detected = devices.detect({**host(torch=torch), "CUDA_VISIBLE_DEVICES": visible})
     assert detected.accelerators == count and (
         count == 2 or "CUDA_VISIBLE_DEVICES" in detected.reason
     )
     assert detected.kind == ("cuda" if count else "cpu")
 
 
-def test_devices_whose_tool_fails_are_an_error(host: Host) -> None:
-    (host.folder / "dev" / "nvidia0").touch()
+def test_devices_whose_tool_fails_are_an_error(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "dev" / "nvidia0").touch()
     with pytest.raises(ConfigError, match="nvidia-smi fails"):
-        devices.detect(host.environ(driver=""))
+        devices.detect(host(driver=""))

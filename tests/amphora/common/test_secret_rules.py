@@ -45,7 +45,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_known", [])
 
 
-def test_names_of_secrets() -> None:
+def test_names_of_secrets_and_of_ordinary_things() -> None:
     names = [
         "HF_TOKEN", "hf_token", "hfToken", "HFToken", "HF_TOKEN_1", "HF_TOKEN_PROD", "hub_token",
         "use_auth_token", "token", "TOKEN_ID", "apiToken", "api_token", "accessToken", "session_token",
@@ -62,9 +62,6 @@ def test_names_of_secrets() -> None:
         "accesskey", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     ]  # fmt: skip
     assert [name for name in names if not secret_rules.is_secret_name(name)] == []
-
-
-def test_names_of_ordinary_things() -> None:
     ordinary_names = [
         "max_new_tokens", "max_tokens", "min_new_tokens", "num_tokens", "batch_tokens",
         "AMPHORA_BATCH_TOKENS", "stop_tokens", "special_tokens", "additional_special_tokens", "tokens",
@@ -150,24 +147,17 @@ def test_a_long_line_is_masked_at_once(text: str) -> None:
     logs.mask(text)
 
 
-def test_a_known_value_is_masked_in_every_spelling() -> None:
+def test_a_known_value_is_masked_in_every_spelling_unless_it_is_short() -> None:
     logs.remember(['p"ss/wörd\n-second-line-'])
     for text in ('p"ss/wörd', r"p\"ss/w\u00f6rd", "p%22ss%2Fw%C3%B6rd", "-second-line-"):
         assert logs.mask(f"x {text} y") == f"x {logs.MASK} y", text
-
-
-def test_short_values_are_not_masked_everywhere() -> None:
     logs.remember(["1234"])
     assert logs.mask("step 1234") == "step 1234"
-
-
-def test_what_may_become_a_secret_is_held_back() -> None:
+    # What may become a secret is held back.
     logs.remember(["s3cr3tvalue"])
     assert logs.unfinished("a line with s3cr3t") == len("s3cr3t")
     assert logs.unfinished("a line without") == 0
-
-
-def test_bytes_that_are_no_text_are_no_error() -> None:
+    # Bytes that are no text.
     logs.remember(["\udcff" * 8])
 
 

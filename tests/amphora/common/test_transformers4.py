@@ -118,7 +118,9 @@ def test_what_5_does_as_well_is_left_alone(code: str, tmp_path: Path) -> None:
     assert check(tmp_path, code) == ""
 
 
-def test_files_that_the_file_imports_are_read_and_others_are_not(tmp_path: Path) -> None:
+def test_files_that_the_file_imports_are_read_if_transformers_5_runs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = "def f(t): return t('a', pad_to_max_length=True)"
     assert check(tmp_path, "import json", train=old) == ""
     message = check(
@@ -126,11 +128,6 @@ def test_files_that_the_file_imports_are_read_and_others_are_not(tmp_path: Path)
     )
     assert f"{tmp_path}/helpers.py, line 1: pad_to_max_length" in message
     assert f"{tmp_path}/inference.py, line 4: multi_class" in message
-
-
-def test_a_file_without_transformers_or_beside_version_4_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "own.py").write_text("def f(t): return t('a', pad_to_max_length=True)")
     transformers4.check(tmp_path / "own.py", tmp_path)
     monkeypatch.setattr(transformers4, "installed", lambda: "")

@@ -3,7 +3,6 @@ that are listed. test_errors.py has what is refused, and tests/contract how hype
 
 import importlib.util
 import json
-import string
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,129 +14,41 @@ from hypothesis import strategies as st
 
 from amphora.common import devices
 from amphora.common.errors import ConfigError
-from amphora.contract.job import read_job
+from amphora.contract.job import decode, read_job
 from amphora.contract.sm_variables import sm_variables, to_arguments
 from tests.support.job_tree import Tree, clean_environ
-from tests.support.paths import ROOT
 
 
 def read(tree: Tree, **environ: str):
     return read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
 
 
-def test_the_environment_names_the_program_first(tree: Tree) -> None:
-    tree.configure({"sagemaker_program": "a.py"})
-    assert read(tree, SAGEMAKER_PROGRAM="b.py").entry_point == "b.py"
-
-
-def test_files_that_no_local_run_has_are_assumed(tree: Tree) -> None:
+def test_what_a_local_run_lacks_or_adds_is_no_error(tree: Tree) -> None:
     job = read(tree.configure().channel("train", **{"a.csv": "text,label\n"}))
     assert list(job.channels) == ["train"] and job.hosts == ("algo-1",)
-
-
-def test_a_byte_order_mark_is_no_error(tree: Tree) -> None:
     assert read(tree.configure('\ufeff{"a": "1"}')).hyperparameters == {"a": 1}
-
-
-def test_a_switch_is_on_or_off(tree: Tree) -> None:
-    tree.configure({"a": "true", "sagemaker_x_enabled": '"False"'})
-    job = read(tree)
+    tree.configure({"sagemaker_program": "a.py", "sagemaker_x_enabled": '"False"'})
+    # The environment names the program first.
+    job = read(tree, SAGEMAKER_PROGRAM="b.py")
+    assert job.entry_point == "b.py"
     assert not job.wants("sagemaker_x_enabled") and not job.wants("sagemaker_y_enabled")
-
-
-def test_a_folder_in_place_of_a_file_is_refused(tree: Tree) -> None:
-    # `docker run -v` creates one where the host has no such file.
-    tree.configure()
+    # `docker run -v` creates a folder where the host has no such file.
     (tree.base / "input" / "config" / "resourceconfig.json").mkdir()
     with pytest.raises(ConfigError, match=r"resourceconfig\.json .*Is a directory"):
         read(tree)
 
 
-@pytest.mark.parametrize("level", ["20", '"20"', " 20 "])
+@pytest.mark.parametrize("level", ["20", '"20"', " 20 ", "1" * 5000])
 def test_a_log_level_is_a_number_or_the_text_of_one(tree: Tree, level: str) -> None:
-    assert read(tree.configure({"sagemaker_container_log_level": level})).log_level == 20
-
-
-def test_a_log_level_that_python_cannot_convert_is_refused(tree: Tree) -> None:
-    tree.configure({"sagemaker_container_log_level": "1" * 5000})
-    with pytest.raises(ConfigError, match="sagemaker_container_log_level is '1111"):
-        read(tree)
+    tree.configure({"sagemaker_container_log_level": level})
+    if len(level) < 5000:
+        assert read(tree).log_level == 20
+    else:
+        with pytest.raises(ConfigError, match="sagemaker_container_log_level is '1111"):
+            read(tree)
 
 
 CPU = devices.Devices(cpus=2, efa=False, reason="test")
-DISTRIBUTIONS = ["torch_distributed", "mpi", "pytorch_ddp", "distributed_dataparallel"]
-
-names = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=8).filter(
-    lambda name: name not in (".", "..")
-)
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | texts
-)
-values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3)
-)
-# Each value JSON-encoded (SDK v2), or a raw string that is not JSON by itself (v3).
-raw_strings = texts.filter(lambda text: not _is_json(text))
-encoded = values.map(json.dumps) | raw_strings
-hosts = st.lists(st.integers(1, 20).map("algo-{}".format), min_size=1, max_size=4, unique=True)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> dict[str, Any]:
-    names_of_hosts = draw(hosts)
-    hyperparameters = draw(st.dictionaries(names.map("x{}".format), encoded, max_size=5))
-    platform = draw(
-        st.fixed_dictionaries(
-            {"sagemaker_program": st.sampled_from(['"train.py"', '"run.sh"', "train.py"])},
-            optional={
-                "sagemaker_job_name": st.just('"job"'),
-                "sagemaker_container_log_level": st.sampled_from(["10", "20"]),
-                "sagemaker_submit_directory": st.just('"s3://bucket/sourcedir.tar.gz"'),
-                "sagemaker_region": st.just('"eu-west-1"'),
-                "_tuning_objective_metric": st.just("f1"),
-                **{
-                    f"sagemaker_{name}_enabled": st.sampled_from(["true", "false"])
-                    for name in DISTRIBUTIONS
-                },
-            },
-        )
-    )
-    resources: dict[str, Any] = {"current_host": names_of_hosts[0], "hosts": sorted(names_of_hosts)}
-    resources |= draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "network_interface_name": st.just("eth7"),
-                "current_instance_type": st.just("ml.m5.xlarge"),
-                "topology": st.just([{"hostName": "algo-1"}]),
-            },
-        )
-    )
-    if draw(st.booleans()):
-        resources["current_group_name"] = "one"
-        resources["instance_groups"] = [
-            {"instance_group_name": "one", "instance_type": "t", "hosts": sorted(names_of_hosts)}
-        ]
-    channels = draw(st.lists(names, max_size=3, unique=True))
-    return {
-        "hyperparameters": hyperparameters | platform,
-        "resourceconfig": resources,
-        "inputdataconfig": {name: {"TrainingInputMode": "File"} for name in channels},
-        "environ": draw(st.sampled_from([{}, {"TRAINING_JOB_NAME": "a-job"}])),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +57,20 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, Ca
     if importlib.util.find_spec("sagemaker_training") is None:
         pytest.skip("sagemaker-training is not installed here (it needs a C compiler)")
     tree = Tree(tmp_path_factory.mktemp("job") / "ml").configure()
+    # Its view of jobs, a JSON line each.
+    program = """
+import json, logging, os, sys
+from sagemaker_training import environment
+logging.disable(logging.CRITICAL)
+for line in sys.stdin:
+    for name in ("SAGEMAKER_PROGRAM", "SAGEMAKER_SUBMIT_DIRECTORY", "TRAINING_JOB_NAME"):
+        os.environ.pop(name, None)
+    os.environ.update(json.loads(line))
+    view = environment.Environment()
+    print(json.dumps({"variables": view.to_env_vars(), "argv": view.to_cmd_args()}), flush=True)
+"""
     probe = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(ROOT / "tests" / "support" / "toolkit_probe.py")],
+        [sys.executable, "-W", "ignore", "-c", program],
         env=clean_environ(SAGEMAKER_BASE_DIR=str(tree.base), AWS_EC2_METADATA_DISABLED="true"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -156,7 +79,7 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, Ca
 
     def ask(environ: dict[str, str]) -> Any:
         assert probe.stdin and probe.stdout
-        probe.stdin.write(json.dumps({"environ": environ}) + "\n")
+        probe.stdin.write(json.dumps(environ) + "\n")
         probe.stdin.flush()
         return json.loads(probe.stdout.readline())
 
@@ -167,10 +90,60 @@ def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tree, Ca
     probe.stdout.close()
 
 
+_is_text = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+_names = st.from_regex(r"(?!\.\.?\Z)[a-zA-Z0-9_.-]{1,8}", fullmatch=True)
+
+
+# Each value JSON-encoded (SDK v2), or a raw string that is not JSON by itself (v3).
 @settings(max_examples=60)
-@given(job=jobs())
+@given(
+    sent=st.dictionaries(
+        _names.map("x{}".format),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(_is_text, max_size=12)
+            | st.floats(allow_nan=False, allow_infinity=False),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3),
+        ).map(json.dumps)
+        | st.text(_is_text, max_size=12).filter(lambda text: decode(text) == text),
+        max_size=5,
+    ),
+    platform=st.fixed_dictionaries(
+        {"sagemaker_program": st.sampled_from(['"train.py"', '"run.sh"', "train.py"])},
+        optional={
+            "sagemaker_job_name": st.just('"job"'),
+            "sagemaker_container_log_level": st.sampled_from(["10", "20"]),
+            "sagemaker_submit_directory": st.just('"s3://bucket/sourcedir.tar.gz"'),
+            "sagemaker_region": st.just('"eu-west-1"'),
+            "_tuning_objective_metric": st.just("f1"),
+            **{
+                f"sagemaker_{name}_enabled": st.sampled_from(["true", "false"])
+                for name in ("torch_distributed", "mpi", "pytorch_ddp", "distributed_dataparallel")
+            },
+        },
+    ),
+    hosts=st.lists(
+        st.integers(1, 20).map("algo-{}".format), min_size=1, max_size=4, unique=True
+    ),
+    network=st.fixed_dictionaries(
+        {},
+        optional={
+            "network_interface_name": st.just("eth7"),
+            "current_instance_type": st.just("ml.m5.xlarge"),
+            "topology": st.just([{"hostName": "algo-1"}]),
+            "current_group_name": st.just("one"),
+        },
+    ),
+    channels=st.lists(_names, max_size=3, unique=True),
+    environ=st.sampled_from([{}, {"TRAINING_JOB_NAME": "a-job"}]),
+)  # fmt: skip
 def test_equal_to_the_toolkit(
-    toolkit: tuple[Tree, Callable[..., Any]], job: dict[str, Any]
+    toolkit: tuple[Tree, Callable[..., Any]],
+    sent: dict[str, str],
+    platform: dict[str, str],
+    hosts: list[str],
+    network: dict[str, Any],
+    channels: list[str],
+    environ: dict[str, str],
 ) -> None:
     def same_number(value: Any) -> Any:
         if isinstance(value, list):
@@ -191,14 +164,17 @@ def test_equal_to_the_toolkit(
         return value
 
     tree, ask = toolkit
-    for name in job["inputdataconfig"]:
+    for name in channels:
         tree.channel(name)
-    tree.configure(
-        **{key: job[key] for key in ("hyperparameters", "resourceconfig", "inputdataconfig")}
-    )
-    theirs = ask(job["environ"])
-    ours_job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **job["environ"]})
-    ours = sm_variables(ours_job, CPU, job["environ"])
+    resources: dict[str, Any] = {"current_host": hosts[0], "hosts": sorted(hosts), **network}
+    if "current_group_name" in network:
+        group = {"instance_group_name": "one", "instance_type": "t", "hosts": sorted(hosts)}
+        resources["instance_groups"] = [group]
+    inputs = {name: {"TrainingInputMode": "File"} for name in channels}
+    tree.configure(sent | platform, resourceconfig=resources, inputdataconfig=inputs)
+    theirs = ask(environ)
+    ours_job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
+    ours = sm_variables(ours_job, CPU, environ)
     for name, value in theirs["variables"].items():
         assert loosely(name, ours[name]) == loosely(name, value), name
     assert same_number(to_arguments(ours_job.arguments)) == same_number(theirs["argv"])

@@ -2,41 +2,38 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers import ECHO, SERVE, Running, Start, serve_with, write_code
+from tests.support.servers import ECHO, SERVE, Running, Start, write_code
 
 
 @pytest.fixture(autouse=True)
 def forget_handlers() -> Iterator[None]:
-    """A test that loads handlers here leaves the name `inference` to whoever comes next."""
+    """A test that loads handlers here leaves the names of their modules to whoever comes next."""
     folders = list(sys.path)
     yield
     sys.path[:] = folders
-    sys.modules.pop("inference", None)
-
-
-def _serve(base: Path, limits: dict[str, float] | None, environ: dict[str, str]) -> Running:
-    return Running(base, environ, serve_with(limits) if limits else SERVE)
+    for name in ("inference", "handler", "helper"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(code, program="inference.py", files={...}, **environ): a server over that code."""
+    """start(code, files={...}, command=(...), **environ): a server over that code."""
     with contextlib.ExitStack() as servers:
 
         def _start(
             code: str = ECHO,
-            program: str = "inference.py",
             files: dict[str, str] | None = None,
-            limits: dict[str, float] | None = None,
+            command: Sequence[str] = SERVE,
             **environ: str,
         ) -> Running:
-            write_code(tmp_path, code, program, files)
-            return servers.enter_context(_serve(tmp_path, limits, environ))
+            named = {"inference.py": code, **(files or {})}
+            write_code(tmp_path / "model" / "code", named)
+            return servers.enter_context(Running(tmp_path, environ, command))
 
         yield _start
 
@@ -47,14 +44,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     running: dict[object, Running] = {}
     with contextlib.ExitStack() as servers:
 
-        def _shared(
-            code: str = ECHO, limits: dict[str, float] | None = None, **environ: str
-        ) -> Running:
-            key = (code, str(limits), *sorted(environ.items()))
+        def _shared(code: str = ECHO, **environ: str) -> Running:
+            key = (code, *sorted(environ.items()))
             if key not in running:
                 base = tmp_path_factory.mktemp("shared")
-                write_code(base, code, "inference.py", None)
-                running[key] = servers.enter_context(_serve(base, limits, environ))
+                write_code(base / "model", {"code/inference.py": code})
+                running[key] = servers.enter_context(Running(base, environ))
             return running[key]
 
         yield _shared

@@ -17,7 +17,7 @@ def read(devices: dict[str, int] | None = None, **environ: str) -> settings.Serv
     return settings.read(Path("/ml"), environ, detected)
 
 
-def test_defaults_are_the_contracts() -> None:
+def test_defaults_are_the_contracts(tmp_path: Path) -> None:
     detected = read()
     assert (detected.port, detected.max_body, detected.timeout) == (8080, 25 * 1024**2, 60)
     assert (detected.batch_size, detected.batch_tokens, detected.queue_limit) == (32, 16_384, 512)
@@ -26,9 +26,6 @@ def test_defaults_are_the_contracts() -> None:
     assert detected.code_dir == Path("/ml/model/code")
     assert detected.default_accept == "application/json"
     assert not detected.is_multi_model
-
-
-def test_a_submit_directory_is_the_code_folder(tmp_path: Path) -> None:
     assert read(SAGEMAKER_SUBMIT_DIRECTORY=str(tmp_path)).code_dir == tmp_path
 
 
@@ -116,16 +113,13 @@ def environment(devices: dict[str, int], index: int, **environ: str) -> dict[str
     return spawner.worker_environment(read(devices, **environ), environ, index, share)
 
 
-def test_each_worker_sees_its_own_device() -> None:
+def test_each_worker_sees_its_own_device_and_has_one_thread_until_it_is_forked() -> None:
     assert environment({"cuda": 2}, 1)["CUDA_VISIBLE_DEVICES"] == "1"
     assert environment({"cuda": 2}, 2)["CUDA_VISIBLE_DEVICES"] == "0", "more workers than devices"
     given = environment({"cuda": 2}, 1, CUDA_VISIBLE_DEVICES="4,6")
     assert given["CUDA_VISIBLE_DEVICES"] == "6"
     assert environment({"neuron": 2}, 1)["NEURON_RT_VISIBLE_CORES"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environment({}, 0)
-
-
-def test_a_process_that_is_forked_has_one_thread_until_then() -> None:
     assert environment({}, 0)["OMP_NUM_THREADS"] == "1"
     assert environment({"cuda": 2}, 0)["OMP_NUM_THREADS"] == "4"
     assert environment({}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "1"

@@ -129,20 +129,6 @@ def test_each_name_has_to_be_found_once_only(monkeypatch: pytest.MonkeyPatch) ->
         assert link.decision is None
 
 
-def test_a_connection_without_a_thread_does_not_end_the_talk(
-    first: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def raising(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster, "_Peer", raising)
-        with connect() as connection:
-            assert is_closed(connection)
-    assert "can't start new thread" in caplog.text
-    assert_meets(first)
-
-
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 
 

@@ -1,7 +1,12 @@
-"""The user's code: where it comes from, what is refused, what is installed."""
+"""The user's code: where it comes from, what is refused, what is installed; what runs, and as what, is what
+sagemaker-training makes of a folder."""
 
+import importlib.util
+import re
 import shutil
 import socket
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +16,10 @@ import pytest
 
 from amphora.common import archives
 from amphora.common.errors import CodeError
-from tests.support.code_archives import AWS, archive
 from tests.support.job_tree import Tree
-from tests.support.package_indexes import wheel
+from tests.support.package_indexes import AWS, archive, wheel
 
+SETUP = "from setuptools import setup\nsetup(name='amphora-test-{0}', version='1', {1})\n"
 HELLO = "import os, sys; print('hello from', os.path.basename(sys.argv[0]), sys.argv[1:])"
 
 
@@ -135,37 +140,17 @@ def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "text"),
-    [(OSError(28, "No space left on device"), "No space left"), (MemoryError(), "MemoryError")],
-)
-def test_what_keeps_an_archive_from_being_unpacked_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
-) -> None:
-    packed = archive(tmp_path / "s.tar.gz", ("a.py", "x = 1"))
-
-    def fail(*_: Any, **options: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(tarfile.TarFile, "extract", fail)
-    with pytest.raises(CodeError, match=f"s.tar.gz cannot be unpacked: .*{text}"):
-        archives.unpack(packed, tmp_path, "s.tar.gz")
-
-
-SETUP = "from setuptools import setup\nsetup(name='amphora-test-pkg', version='1', {})\n"
-
-
-@pytest.mark.parametrize(
     ("program", "printed", "files"),
     [
         pytest.param(
             "pkg/main.py", "pkg.main of 2",
-            {"setup.py": SETUP.format("packages=['pkg']"), "pkg/__init__.py": "", "pkg/main.py": "import os, sys\nfrom . import __name__ as name\n"
+            {"setup.py": SETUP.format("pkg", "packages=['pkg']"), "pkg/__init__.py": "", "pkg/main.py": "import os, sys\nfrom . import __name__ as name\n"
     "print(f\"{name}.main of {os.environ.get('WORLD_SIZE', 1)} {sys.argv[1:]}\")"},
             marks=pytest.mark.heavy, id="package under torchrun",
         ),
         pytest.param(
             "run-1.py", "imported amphora_test_pkg",
-            {"setup.py": SETUP.format("package_dir={'': 'src'}, py_modules=['amphora_test_pkg']"),
+            {"setup.py": SETUP.format("pkg", "package_dir={'': 'src'}, py_modules=['amphora_test_pkg']"),
              "src/amphora_test_pkg.py": "",
              "run-1.py": "import amphora_test_pkg as it; print('imported', it.__name__)"},
             id="package beside a script that is no module",
@@ -220,3 +205,109 @@ class TestRequirements:
             connection.close()
         assert process.returncode == 143
         assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
+
+
+REPORT = """
+import json, os, sys
+import importlib.metadata as metadata
+installed = sorted(d.name for d in metadata.distributions() if d.name.startswith("amphora-test"))
+print("REPORT", json.dumps([__name__, __package__, sys.argv[1:], os.getcwd() == CODE, installed]))
+""".replace("CODE", "os.environ['SM_MODULE_DIR']")
+SHELL = 'echo "REPORT [\\"shell\\", $(printf "\\"%s\\"," "$@")\\"$(basename "$PWD")\\"]"\n'
+POETRY = (
+    '[tool.poetry]\nname = "amphora-test-poetry"\nversion = "1"\ndescription = ""\nauthors = []\n'
+    '[tool.poetry.dependencies]\npython = "^3.99"\ntorch = "1.0"\n'
+    '[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+)
+PYPROJECT = (
+    '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    '[project]\nname = "amphora-test-project"\nversion = "1"\n'
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        pytest.param(*layout, id=name)
+        for name, layout in {
+            "nested script with a sibling": (
+                "scripts/train.py",
+                {"scripts/train.py": "import helper" + REPORT, "scripts/helper.py": ""},
+            ),
+            "setup.py": (
+                "pkg.train",
+                {
+                    "setup.py": SETUP.format("pkg", "packages=['pkg']"),
+                    "pkg/__init__.py": "",
+                    "pkg/train.py": "from . import __name__ as name" + REPORT,
+                },
+            ),
+            "setup.py beside a script": (
+                "train.py",
+                {"setup.py": SETUP.format("flat", "py_modules=['train']"), "train.py": REPORT},
+            ),
+            "poetry": ("train.py", {"pyproject.toml": POETRY, "train.py": REPORT}),
+            "two top-level packages": (
+                "one/train.py",
+                {
+                    "pyproject.toml": PYPROJECT,
+                    "one/__init__.py": "",
+                    "two/__init__.py": "",
+                    "one/train.py": "import two" + REPORT,
+                },
+            ),
+            "shell script": ("run.sh", {"run.sh": SHELL}),
+            "requirements.txt": (
+                "train.py",
+                {
+                    "requirements.txt": "./dependency\n",
+                    "dependency/setup.py": SETUP.format("dependency", "py_modules=['dependency']"),
+                    "dependency/dependency.py": "",
+                    "train.py": "import dependency" + REPORT,
+                },
+            ),
+            "requirements.txt in a sub-folder": (
+                "src/train.py",
+                {"src/requirements.txt": "no-such-thing==9\n", "src/train.py": REPORT},
+            ),
+        }.items()
+    ],
+)
+def test_a_layout_is_run_as_the_toolkit_runs_it(
+    program: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    def ran(command: list[str], tree: Tree, packages: Path) -> tuple[bool, list[str], bool]:
+        """Whether the job went well, what the script reported, and whether there is a success file."""
+        environ = tree.environment(
+            PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_DEPS="1", PIP_TARGET=str(packages),
+            SM_STUDIO_LOCAL_MODE="true", AWS_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true",
+            PYTHONPATH=str(packages),
+        )  # fmt: skip
+        result = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=240, check=False
+        )
+        reports = re.findall(r"^REPORT .*", result.stdout, re.MULTILINE)
+        assert reports, result.stdout + result.stderr
+        return result.returncode == 0, reports, (tree.base / "output" / "success").is_file()
+
+    if importlib.util.find_spec("sagemaker_training") is None:
+        pytest.skip("sagemaker-training is not installed here (it needs a C compiler)")
+    toolkit = [sys.executable, "-c", "from sagemaker_training import trainer; trainer.train()"]
+    outcomes = []
+    for runner in ("toolkit", "ours"):
+        tree = Tree(tmp_path / runner)
+        for file, text in files.items():
+            tree.script(text, file)
+        tree.configure(
+            {"sagemaker_program": program, "sagemaker_submit_directory": str(tree.base / "code"),
+             "text": "a b", "n": "1"},
+            resourceconfig={"current_host": "localhost", "hosts": ["localhost"]},
+            inputdataconfig={},
+        )  # fmt: skip
+        (tree.base / "output").mkdir()
+        command = toolkit if runner == "toolkit" else tree.command()
+        outcomes.append(ran(command, tree, tmp_path / f"{runner}-packages"))
+        shutil.rmtree(tree.base)
+    theirs, ours = outcomes
+    assert ours == theirs and ours[0]

@@ -316,43 +316,27 @@ def check(case: Case, text: str, code: int, stderr: str) -> None:
         assert part in shown, shown
 
 
-def test_an_exception_that_a_pipe_hides_is_told(scripted: Tree) -> None:
-    scripted.configure({"sagemaker_program": "run.sh"}).script("raise ValueError('hidden')")
+@pytest.mark.parametrize(
+    ("program", "source", "words"),
+    [
+        ("script.py", "import threading as m\none = m.Thread(target=work)\none.start(); one.join()",
+         "Exception in thread Thread-1 (work):"),
+        ("script.py", "import multiprocessing as m\none = m.get_context('fork').Process(target=work)\n"
+         "one.start(); one.join()", "Process ForkProcess-1:"),
+        ("script.py", "import asyncio\nasync def fail(): work()\nasync def main():\n"
+         "    task = asyncio.create_task(fail())\n    await asyncio.sleep(0)\nasyncio.run(main())", "Task"),
+        ("run.sh", "work()", "ValueError: alone"),
+    ],
+    ids=["thread", "process", "task of asyncio", "behind a pipe"],
+)  # fmt: skip
+def test_an_exception_that_ends_something_unnoticed_is_told(
+    scripted: Tree, program: str, source: str, words: str
+) -> None:
+    scripted.configure({"sagemaker_program": program})
+    scripted.script(f"def work(): raise ValueError('alone')\n{source}")
     result = scripted.script("python3 script.py 2>&1 | tee log.txt", "run.sh").train()
     assert (result.returncode, scripted.failure) == (0, None)
-    assert "an exception ended a process or thread: ValueError: hidden" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [
-        ("import threading as m; m.Thread", "Exception in thread Thread-1 (work):"),
-        ("import multiprocessing as m; m.get_context('fork').Process", "Process ForkProcess-1:"),
-    ],
-)
-def test_a_thread_or_process_that_dies_unnoticed_is_told(
-    scripted: Tree, start: str, words: str
-) -> None:
-    scripted.configure({"sagemaker_program": "script.py"})
-    scripted.script(
-        f"def work(): raise ValueError('alone')\n{start.replace('; m.', chr(10) + 'one = m.')}"
-        "(target=work)\none.start(); one.join()"
-    )
-    result = scripted.train()
-    assert (result.returncode, scripted.failure) == (0, None)
     assert f"exit code 0, but an exception ended a process or thread: {words}" in result.stderr
-
-
-def test_a_task_of_asyncio_that_dies_unnoticed_is_told(scripted: Tree) -> None:
-    scripted.script(
-        "import asyncio\n"
-        "async def work(): raise ValueError('alone')\n"
-        "async def main():\n    task = asyncio.create_task(work())\n    await asyncio.sleep(0)\n"
-        "asyncio.run(main())"
-    )
-    result = scripted.train()
-    assert (result.returncode, scripted.failure) == (0, None)
-    assert "exit code 0, but an exception ended a process or thread: Task" in result.stderr
 
 
 @pytest.fixture

@@ -112,76 +112,66 @@ def cluster(tmp_path: Path, network: dict[str, str]) -> Iterator[Cluster]:
 TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
 
 
-@pytest.mark.heavy
-def test_two_hosts_train_together(cluster: Cluster) -> None:
-    script = REDUCE + "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'])\n"
-    codes, outputs = cluster.configure(script + "dist.destroy_process_group()", **TORCHRUN).train()
-    assert codes == [0, 0], outputs
-    assert all("total 3.0 eth0" in output for output in outputs)
+def start_mpirun(cluster: Cluster, script: str) -> list[subprocess.Popen[str]]:
+    """Start mpirun on the first host, whose daemon `amphora train` runs on the second.
+
+    Each host has its own name, and its own files at the paths that all hosts share.
+    """
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here")
+    as_host = 'hostname "$0" && mount --bind "$1" /mnt && shift && exec "$@"'
+    cluster.configure(script, sagemaker_mpi_enabled="true")
+    processes = []
+    for host, tree in cluster.trees.items():
+        (tree.base / "tmp").mkdir()
+        unshare = ("unshare", "--uts", "--mount", "sh", "-c", as_host)
+        environ = {"SAGEMAKER_BASE_DIR": "/mnt", "TMPDIR": "/mnt/tmp"}
+        processes.append(cluster.start(host, *unshare, host, str(tree.base), **environ))
+    return processes
 
 
-class TestMpirun:
-    """mpirun on the first host, whose daemon `amphora train` runs on the second."""
-
-    # Each host has its own name, and its own files at the paths that all hosts share.
-    AS_HOST = 'hostname "$0" && mount --bind "$1" /mnt && shift && exec "$@"'
-
-    @pytest.fixture(autouse=True)
-    def _needs_mpirun(self) -> None:
-        if shutil.which("mpirun") is None:
-            pytest.skip("no mpirun here")
-
-    def start(self, cluster: Cluster, script: str) -> list[subprocess.Popen[str]]:
-        cluster.configure(script, sagemaker_mpi_enabled="true")
-        processes = []
-        for host, tree in cluster.trees.items():
-            (tree.base / "tmp").mkdir()
-            unshare = ("unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST)
-            environ = {"SAGEMAKER_BASE_DIR": "/mnt", "TMPDIR": "/mnt/tmp"}
-            processes.append(cluster.start(host, *unshare, host, str(tree.base), **environ))
-        return processes
-
-    def run(self, cluster: Cluster, script: str) -> tuple[list[int], list[str]]:
-        return cluster.finish(*self.start(cluster, script))
-
-    def test_a_rank_on_each_host(self, cluster: Cluster) -> None:
-        codes, outputs = self.run(
+def test_mpirun_has_a_rank_on_each_host(cluster: Cluster) -> None:
+    codes, outputs = cluster.finish(
+        *start_mpirun(
             cluster,
             "import os, socket\n"
             "host = socket.gethostname(), os.environ['SM_CURRENT_HOST']\n"
             "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], *host)",
         )
-        assert codes == [0, 0], outputs
-        assert "rank 0 algo-1 algo-1" in outputs[0] and "rank 1 algo-2 algo-2" in outputs[0], (
-            outputs
-        )
+    )
+    assert codes == [0, 0], outputs
+    assert "rank 0 algo-1 algo-1" in outputs[0] and "rank 1 algo-2 algo-2" in outputs[0], outputs
 
-    def test_a_rank_that_raises(self, cluster: Cluster) -> None:
-        codes, outputs = self.run(
+
+def test_a_rank_of_mpirun_that_raises(cluster: Cluster) -> None:
+    codes, outputs = cluster.finish(
+        *start_mpirun(
             cluster,
             "import os, time\n"
             "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')\n"
             "time.sleep(600)",
         )
-        assert 0 not in codes, outputs
-        ours, theirs = cluster.failures
-        assert ours.startswith("ValueError: rank 1 of mpi"), ours
-        assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
+    )
+    assert 0 not in codes, outputs
+    ours, theirs = cluster.failures
+    assert ours.startswith("ValueError: rank 1 of mpi"), ours
+    assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
 
-    def test_a_stop_lets_each_rank_save(self, cluster: Cluster) -> None:
-        script = STOPPABLE.replace("os.environ['SM_HP_SECONDS']", "0.1")
-        rank = " + os.environ['OMPI_COMM_WORLD_RANK'])"
-        for file in ("ready", "saved"):
-            script = script.replace(f"'{file}')", f"'{file}-'{rank}")
-        processes = self.start(cluster, script)
-        folders = [tree.base / "code" for tree in cluster.trees.values()]
-        for rank, folder in enumerate(folders):
-            wait_for(folder / f"ready-{rank}")
-        for process in processes:
-            process.terminate()
-        codes, outputs = cluster.finish(*processes)
-        assert codes == [0, 0], outputs
-        assert all((f / f"saved-{rank}").exists() for rank, f in enumerate(folders)), outputs
+
+def test_a_stop_lets_each_rank_of_mpirun_save(cluster: Cluster) -> None:
+    script = STOPPABLE.replace("os.environ['SM_HP_SECONDS']", "0.1")
+    rank = " + os.environ['OMPI_COMM_WORLD_RANK'])"
+    for file in ("ready", "saved"):
+        script = script.replace(f"'{file}')", f"'{file}-'{rank}")
+    processes = start_mpirun(cluster, script)
+    folders = [tree.base / "code" for tree in cluster.trees.values()]
+    for rank, folder in enumerate(folders):
+        wait_for(folder / f"ready-{rank}")
+    for process in processes:
+        process.terminate()
+    codes, outputs = cluster.finish(*processes)
+    assert codes == [0, 0], outputs
+    assert all((f / f"saved-{rank}").exists() for rank, f in enumerate(folders)), outputs
 
 
 def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:

@@ -148,26 +148,6 @@ def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:
     assert (result.returncode, result.stdout.split()) == (0, ["1", "False"]), result.stderr
 
 
-@pytest.mark.heavy
-def test_two_ranks_reduce_though_the_host_does_not_know_its_own_name(scripted: Tree) -> None:
-    """By an argument of torchrun, which test_launch.py has."""
-    unshare = ["unshare", "--uts", "sh", "-c", 'hostname nobody-knows.invalid; exec "$@"', "sh"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("a host name for one process needs root")
-    scripted.script(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "total = torch.tensor([float(dist.get_rank() + 1)])\n"
-        "dist.all_reduce(total)\n"
-        "print('rank', dist.get_rank(), 'total', total.item(), 'threads', torch.get_num_threads())\n"
-        "dist.destroy_process_group()"
-    )
-    result = scripted.train(prefix=unshare, AMPHORA_NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
-    assert result.returncode == 0, result.stderr
-    for rank in (0, 1):
-        assert f"rank {rank} total 3.0 threads 1" in result.stdout
-
-
 def test_the_rest_of_a_model_that_was_killed_half_written_is_not_uploaded(scripted: Tree) -> None:
     scripted.configure({"sagemaker_program": "script.py"})
     scripted.script(
@@ -191,19 +171,15 @@ def test_a_job_ends_below_a_parent_that_ignores_the_end_of_children(scripted: Tr
     assert scripted.train(prefix=ignoring).returncode == 3
 
 
-def test_a_job_that_leaves_no_model_says_so(scripted: Tree) -> None:
+def test_what_a_script_leaves_imports_and_prints(scripted: Tree) -> None:
     assert "there is no model" in scripted.script("").train().stderr
     scripted.script("import os; open(os.environ['SM_MODEL_DIR'] + '/model.pth', 'w').write('x')")
     assert "there is no model" not in scripted.train().stderr
-
-
-def test_another_sitecustomize_still_runs(scripted: Tree) -> None:
+    # Another sitecustomize still runs.
     mark = "import builtins\nbuiltins.chained = True\n"
     scripted.script(mark, "sitecustomize.py").script("print('chained', chained)")
     assert "chained True" in scripted.train().stdout
-
-
-def test_lines_are_whole_also_where_python_is_told_not_to_buffer(scripted: Tree) -> None:
+    # Lines are whole also where Python is told not to buffer.
     scripted.script("import sys\nprint(sys.stdout.line_buffering, sys.stdout.write_through)")
     for unbuffered in ("", "1"):
         assert "True False" in scripted.train(PYTHONUNBUFFERED=unbuffered).stdout
@@ -219,7 +195,9 @@ def test_a_line_is_passed_on_when_it_is_written(scripted: Tree) -> None:
     process.communicate(timeout=240)
 
 
-def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:
+def test_a_scripts_own_excepthook_is_called_and_what_a_process_without_ours_said_is_shown(
+    scripted: Tree,
+) -> None:
     scripted.script(
         "import sys\n"
         "theirs = sys.excepthook\n"
@@ -229,9 +207,6 @@ def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:
     )
     assert "mine" in scripted.train().stdout
     assert scripted.failure and scripted.failure.startswith("LookupError: gone")
-
-
-def test_what_a_process_without_the_hook_said_is_shown(scripted: Tree) -> None:
     scripted.script(
         "import subprocess, sys\n"
         "sys.exit(subprocess.run([sys.executable, '-I', '-c', 'raise OverflowError(7)']).returncode)"

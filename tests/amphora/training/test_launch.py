@@ -19,7 +19,6 @@ from tests.support.neuron_devices import printing, trn1
 
 SCRIPT = Path("/opt/amphora/code/train.py")
 SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
-SHELL = Source(root=SCRIPT.parent, kind=ProgramKind.COMMAND, name="run.sh")
 
 
 def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
@@ -38,10 +37,23 @@ def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:
     )
 
 
-def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
+def test_one_process_is_plain_python_and_several_mean_torchrun(tree: Tree) -> None:
     started = plan(tree.configure({"epochs": "2", "x": "true"}), devices())
     assert list(started.argv) == [sys.executable, str(SCRIPT), "--epochs", "2", "-x", "True"]
     assert started.environ["OMP_NUM_THREADS"] == "8"
+    for detected in (devices(gpus=4), devices(cores=4)):
+        started = plan(tree.configure(), detected, AMPHORA_NEURON_STACK="xla")
+        assert started.argv[1:7] == (
+            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone",
+            "--local_addr=127.0.0.1",
+        )  # fmt: skip
+        assert started.environ["OMP_NUM_THREADS"] == "2"
+    started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
+    assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
+    alone = plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1")
+    assert alone.argv == (sys.executable, str(SCRIPT))
+    tree.configure({"sagemaker_torch_distributed_enabled": "true"})
+    assert "--nproc_per_node=1" in plan(tree, devices()).argv
 
 
 def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tree) -> None:
@@ -54,38 +66,15 @@ def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tre
         assert not {name, "USE_TORCH_XLA"} & set(started)
 
 
-def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
-    for detected in (devices(gpus=4), devices(cores=4)):
-        started = plan(tree.configure(), detected, AMPHORA_NEURON_STACK="xla")
-        assert started.argv[1:7] == (
-            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone",
-            "--local_addr=127.0.0.1",
-        )  # fmt: skip
-        assert started.environ["OMP_NUM_THREADS"] == "2"
-
-
-def test_the_process_count_can_be_set(tree: Tree) -> None:
-    started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
-    assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
-    alone = plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1")
-    assert alone.argv == (sys.executable, str(SCRIPT))
-    tree.configure({"sagemaker_torch_distributed_enabled": "true"})
-    assert "--nproc_per_node=1" in plan(tree, devices()).argv
-
-
-def test_the_recipe_trains_on_every_host(tree: Tree) -> None:
+def test_the_recipe_trains_on_every_host_a_script_alone_and_the_users_variables_win(
+    tree: Tree,
+) -> None:
     argv = plan(two_hosts(tree, "algo-2"), devices()).argv
     assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--master_port=7777"} <= set(
         argv
     )
-
-
-def test_a_script_trains_alone_unless_asked(tree: Tree) -> None:
     started = plan(two_hosts(tree, "algo-1", sagemaker_program="s.py"), devices())
     assert started.argv == (sys.executable, str(SCRIPT))
-
-
-def test_what_the_user_sets_wins(tree: Tree) -> None:
     started = plan(
         two_hosts(tree, "algo-1"),
         devices(efa=True),
@@ -150,20 +139,13 @@ STACK = {"AMPHORA_NEURON_STACK": "xla"}
 EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE")
 
 
-def neuron_plan(tree: Tree, cores: int = 2, efa: bool = False, **environ: str) -> launch.Launch:
-    kind = "neuron" if cores else "cpu"
-    devices = Devices(kind=kind, accelerators=cores, cpus=4, efa=efa, reason="test")
-    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
-    return launch.plan(job, devices, SOURCE, Path("/tmp/errors"), environ)
-
-
 def xla(tree: Tree, **more: str) -> launch.Launch:
-    return neuron_plan(tree.configure(), AMPHORA_NEURON_STACK="xla", **more)
+    return plan(tree.configure(), devices(cores=2), **STACK, **more)
 
 
 def test_a_process_for_each_core_and_a_cache_that_outlives_the_job(tree: Tree) -> None:
     for stack, index, other in (("xla", URL, NEFF), ("native", NEFF, URL)):
-        started = neuron_plan(tree.configure(), AMPHORA_NEURON_STACK=stack)
+        started = plan(tree.configure(), devices(cores=2), AMPHORA_NEURON_STACK=stack)
         assert "--nproc_per_node=2" in started.argv
         cache = tree.base / "checkpoints" / "neuron-compile-cache"
         assert started.environ[index] == str(cache) == str(started.cache)
@@ -179,7 +161,7 @@ def test_a_process_for_each_core_and_a_cache_that_outlives_the_job(tree: Tree) -
     assert "USE_TORCH_XLA" not in xla(tree).environ
 
 
-def test_what_the_user_sets_is_never_overridden(tree: Tree) -> None:
+def test_variables_of_neuron_keep_to_the_user_and_the_devices(tree: Tree) -> None:
     ours = xla(tree, NEURON_COMPILE_CACHE_URL="s3://bucket/cache", NEURON_CC_FLAGS="-O1")
     assert (ours.environ[URL], ours.environ[FLAGS]) == ("s3://bucket/cache", "-O1")
     assert ours.cache is None and "compiled programs are kept in s3://bucket/cache" in ours.notes
@@ -187,10 +169,23 @@ def test_what_the_user_sets_is_never_overridden(tree: Tree) -> None:
     assert local.cache == Path("/tmp/c")
     # The compiler's own option beats the variable.
     assert xla(tree, NEURON_CC_FLAGS="-O1 --cache_dir=/tmp/c").cache == Path("/tmp/c")
-    native = neuron_plan(
-        tree, AMPHORA_NEURON_STACK="native", TORCH_NEURONX_NEFF_CACHE_DIR="/c", USE_TORCH_XLA="1"
+    native = plan(
+        tree,
+        devices(cores=2),
+        AMPHORA_NEURON_STACK="native",
+        TORCH_NEURONX_NEFF_CACHE_DIR="/c",
+        USE_TORCH_XLA="1",
     )
     assert (native.environ[NEFF], native.environ["USE_TORCH_XLA"]) == ("/c", "1")
+    started = plan(tree.configure(), devices(), AMPHORA_NEURON_STACK="xla")
+    assert not {URL, NEFF, FLAGS} & set(started.environ) and started.cache is None
+    two = {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
+    assert not set(EFA) & set(plan(tree.configure(), devices(cores=2, efa=True), **STACK).environ)
+    tree.configure(resourceconfig=two)
+    assert not set(EFA) & set(plan(tree, devices(cores=2, efa=False), **STACK).environ)
+    for ours, provider in (({}, "efa"), ({"FI_PROVIDER": "tcp"}, "tcp")):
+        environ = plan(tree, devices(cores=2, efa=True), **STACK, **ours).environ
+        assert [environ[name] for name in EFA] == [provider, "1", "1"]
 
 
 def test_the_stack_is_what_the_image_declares(
@@ -202,37 +197,19 @@ def test_the_stack_is_what_the_image_declares(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for stack in ("", "jax"):
         with pytest.raises(ConfigError, match=f"AMPHORA_NEURON_STACK is '{stack}'.*build_and_push"):
-            neuron_plan(tree.configure(), AMPHORA_NEURON_STACK=stack)
-    script = neuron_plan(tree.configure({"sagemaker_program": "s.py"}))
+            plan(tree.configure(), devices(cores=2), AMPHORA_NEURON_STACK=stack)
+    script = plan(tree.configure({"sagemaker_program": "s.py"}), devices(cores=2))
     assert "AMPHORA_NEURON_STACK is not set" in " ".join(script.notes)
     assert not {URL, NEFF, FLAGS} & set(script.environ)
 
 
-def test_other_devices_get_nothing_of_it(tree: Tree) -> None:
-    started = neuron_plan(tree.configure(), cores=0, AMPHORA_NEURON_STACK="xla")
-    assert not {URL, NEFF, FLAGS} & set(started.environ) and started.cache is None
-
-
-def test_efa_between_hosts_that_have_it(tree: Tree) -> None:
-    two = {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
-    assert not set(EFA) & set(neuron_plan(tree.configure(), efa=True, **STACK).environ)
-    tree.configure(resourceconfig=two)
-    assert not set(EFA) & set(neuron_plan(tree, efa=False, **STACK).environ)
-    for ours, provider in (({}, "efa"), ({"FI_PROVIDER": "tcp"}, "tcp")):
-        environ = neuron_plan(tree, efa=True, **STACK, **ours).environ
-        assert [environ[name] for name in EFA] == [provider, "1", "1"]
-
-
-def test_cores_that_each_process_would_take_are_refused(tree: Tree) -> None:
+def test_named_cores_are_kept_where_each_process_gets_one_and_refused_else(tree: Tree) -> None:
     native = {"AMPHORA_NEURON_STACK": "native", "NEURON_RT_VISIBLE_CORES": "2-3"}
     with pytest.raises(ConfigError, match="Give NEURON_RT_NUM_CORES=2"):
-        neuron_plan(tree.configure(), **native)
-
-
-def test_named_cores_are_kept_where_each_process_gets_one(tree: Tree) -> None:
+        plan(tree.configure(), devices(cores=2), **native)
     # libneuronxla gives each process its place in the list.
     assert xla(tree, NEURON_RT_VISIBLE_CORES="2-3").environ["NEURON_RT_VISIBLE_CORES"] == "2-3"
-    one = neuron_plan(tree, cores=1, AMPHORA_NEURON_STACK="native", NEURON_RT_VISIBLE_CORES="3")
+    one = plan(tree, devices(cores=1), AMPHORA_NEURON_STACK="native", NEURON_RT_VISIBLE_CORES="3")
     assert one.environ["NEURON_RT_VISIBLE_CORES"] == "3"
 
 

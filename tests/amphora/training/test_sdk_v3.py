@@ -9,10 +9,10 @@ import __future__
 
 import ast
 import contextlib
-import functools
 import json
 import logging
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -43,7 +43,6 @@ from amphora.training.sdk_v3 import (
 )
 from tests.support.job_tree import Tree, clean_environ, wait_for
 
-_METHODS = ("_prepare_train_script", "_write_source_code_json", "_write_distributed_json")
 BASH_ENV = Path(__file__).parents[3] / "container" / "amphora" / "hook" / "bash_env.sh"
 # A container as far as this matters: bash becomes PID 1, and /opt/ml is the job's tree. /opt is
 # made anew, in a mount namespace, of what it holds here and of that tree.
@@ -62,6 +61,7 @@ mount --rbind "$stage" /opt
 cd /
 exec "$@"
 """
+_CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 _UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -108,7 +108,7 @@ class ModelTrainer(Tree):
         source = {"source_dir": "src", "entry_script": None, "command": None, "args": None}
         source |= {"requirements": None} | source_code
         code = SimpleNamespace(**source, model_dump=lambda: source)
-        methods = sdk_methods(train)
+        methods = self._sdk_methods(train)
         this = SimpleNamespace(hyperparameters=self.hyperparameters, _jumpstart_config=None)
         temporary_folder = SimpleNamespace(name=str(drivers))
         methods["_prepare_train_script"](this, temporary_folder, code, runner)
@@ -130,18 +130,35 @@ class ModelTrainer(Tree):
         }
         return self.configure(sent, inputdataconfig=channels, resourceconfig=resources)
 
-    def command(self) -> list[str]:
-        constants = runpy.run_path(
-            str(package("sagemaker-train", "1.27.0") / "train" / "constants.py")
-        )
-        sent = [
-            *constants["DEFAULT_CONTAINER_ENTRYPOINT"],
-            *constants["DEFAULT_CONTAINER_ARGUMENTS"],
+    def _sdk_methods(self, train: Path) -> dict[str, Any]:
+        """ModelTrainer's methods that write the driver, compiled out of model_trainer.py."""
+        tree = ast.parse((train / "model_trainer.py").read_text(encoding="utf-8"))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        (trainer,) = [node for node in classes if node.name == "ModelTrainer"]
+        methods = [node for node in trainer.body if isinstance(node, ast.FunctionDef)]
+        tree.body = [
+            node for node in methods if re.match(r"_prepare_train_script|_write_", node.name)
         ]
+        names: dict[str, Any] = {
+            "json": json,
+            "os": os,
+            "shlex": shlex,
+            "logger": logging.getLogger(),
+        }
+        for module in ("templates", "constants"):
+            names |= runpy.run_path(str(train / f"{module}.py"))
+        flags = __future__.annotations.compiler_flag
+        exec(compile(tree, "model_trainer.py", "exec", flags=flags), names)
+        return names
+
+    def command(self) -> list[str]:
+        constants = package("sagemaker-train", "1.27.0") / "train" / "constants.py"
+        values = runpy.run_path(str(constants))
+        sent = [values[f"DEFAULT_CONTAINER_{name}"] for name in ("ENTRYPOINT", "ARGUMENTS")]
         stage = self.base.parent / "opt"
         stage.mkdir(exist_ok=True)
         container = ["sh", "-c", _CONTAINER, "container", str(stage), str(self.base)]
-        return [*_UNSHARE, *container, *sent]
+        return [*_UNSHARE, *container, *sent[0], *sent[1]]
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The image's, with this checkout's `amphora` first on PATH."""
@@ -157,28 +174,6 @@ class ModelTrainer(Tree):
         finally:
             process.kill()  # And by --kill-child all that is in its namespace.
             process.communicate()
-
-
-def sdk_methods(train: Path) -> dict[str, Any]:
-    """ModelTrainer's methods that write the driver, compiled out of model_trainer.py."""
-    tree = ast.parse((train / "model_trainer.py").read_text(encoding="utf-8"))
-    trainer = next(
-        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ModelTrainer"
-    )
-    tree.body = [
-        node for node in trainer.body if isinstance(node, ast.FunctionDef) and node.name in _METHODS
-    ]
-    names: dict[str, Any] = {"json": json, "os": os, "shlex": shlex, "logger": logging.getLogger()}
-    for module in ("templates", "constants"):
-        names |= runpy.run_path(str(train / f"{module}.py"))
-    flags = __future__.annotations.compiler_flag
-    exec(compile(tree, "model_trainer.py", "exec", flags=flags), names)
-    return names
-
-
-def may_make_a_container() -> bool:
-    probe = subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False)
-    return probe.returncode == 0
 
 
 def stop(process: subprocess.Popen[str]) -> str:
@@ -197,7 +192,7 @@ PRINT = (
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> ModelTrainer:
-    if not may_make_a_container():
+    if subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no right to make pid and mount namespaces here")
     return ModelTrainer(tmp_path / "ml")
 
@@ -361,14 +356,6 @@ def test_a_distribution_of_the_users_own(trainer: ModelTrainer) -> None:
     )
 
 
-def test_a_number_keeps_its_spelling(trainer: ModelTrainer) -> None:
-    """1.10, which the driver writes as 1.1, is another version."""
-    trainer.hyperparameters = {"version": "1.10", "lr": 0.5}
-    trainer.script(PRINT).send(command="python3 script.py")
-    seen = printed(trainer.train())["sm"]
-    assert (seen["SM_HP_VERSION"], seen["SM_HP_LR"]) == ("1.10", "0.5")
-
-
 def test_mpi_on_one_host(trainer: ModelTrainer, tmp_path: Path) -> None:
     trainer.hyperparameters = {"lr": 0.5}
     trainer.script(PRINT)
@@ -400,22 +387,17 @@ def test_without_amphora_on_path_the_sdk_goes_its_own_way(
     assert printed(result) and "Training Container Execution Completed" in result.stdout
 
 
-class TestUnknownScript:
-    """Of another SDK: it runs as it is, under our supervision, and one line says so."""
-
-    @pytest.fixture
-    def unknown(self, trainer: ModelTrainer) -> ModelTrainer:
-        trainer.send(entry_script="script.py")
-        script = trainer.base / "input/data/sm_drivers/sm_train.sh"
-        text = script.read_text()
-        script.write_text(text.replace("\ncd ", "\nrm -rf /opt/ml/nothing\ncd "))
-        return trainer
-
-    def test_it_runs_and_fails_with_the_reason(self, unknown: ModelTrainer) -> None:
-        result = unknown.script("raise RuntimeError('deep down')").train()
-        assert result.returncode == 1
-        assert "its line 'rm -rf /opt/ml/nothing' is not known" in result.stderr
-        assert unknown.failure and unknown.failure.startswith("RuntimeError: deep down")
+def test_an_unknown_script_of_another_sdk_runs_unchanged_and_a_line_says_so(
+    trainer: ModelTrainer,
+) -> None:
+    """Under our supervision."""
+    trainer.send(entry_script="script.py").script("raise RuntimeError('deep down')")
+    script = trainer.base / "input/data/sm_drivers/sm_train.sh"
+    script.write_text(script.read_text().replace("\ncd ", "\nrm -rf /opt/ml/nothing\ncd "))
+    result = trainer.train()
+    assert result.returncode == 1
+    assert "its line 'rm -rf /opt/ml/nothing' is not known" in result.stderr
+    assert trainer.failure and trainer.failure.startswith("RuntimeError: deep down")
 
 
 def test_other_commands_of_bash_are_left_alone(trainer: ModelTrainer) -> None:
@@ -427,69 +409,51 @@ def test_other_commands_of_bash_are_left_alone(trainer: ModelTrainer) -> None:
     assert result.stdout == "1 unset\n"
 
 
-class TestStart:
-    """Without a process: where a host stands among others."""
+def test_where_a_host_stands_among_others(tmp_path: Path) -> None:
+    """Without a process."""
+    driver = "/opt/ml/input/data/sm_drivers/sm_train.sh"
+    sent = f"chmod +x {driver} && {driver}"
 
-    SENT = " && ".join(
-        f"{word}/opt/ml/input/data/sm_drivers/sm_train.sh" for word in ("chmod +x ", "")
-    )
-
-    def plan(self, base: Path, kind: str, **settings: Any) -> Launch:
+    def plan(kind: str, **settings: Any) -> Launch:
+        base = tmp_path / f"a{kind}"
         trainer = ModelTrainer(base, hosts=("algo-2", "algo-1"))
-        trainer.script("").send(
-            distributed(kind, **settings) if kind else None, entry_script="script.py"
-        )
+        config = distributed(kind, **settings) if kind else None
+        trainer.script("").send(config, entry_script="script.py")
         environ = {"SAGEMAKER_BASE_DIR": str(base)}
         devices = Devices(kind="cuda", accelerators=4, cpus=8, efa=False, reason="")
-        return start(read_job(environ), devices, base, environ, self.SENT)
+        return start(read_job(environ), devices, base, environ, sent)
 
-    def test_torchrun_spans_the_hosts(self, tmp_path: Path) -> None:
-        argv = self.plan(tmp_path, "Torchrun", process_count_per_node=None, smp=None).argv
-        assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--nproc_per_node=4"} <= set(
-            argv
-        )
-
-    def test_another_host_waits_for_mpirun(self, tmp_path: Path) -> None:
-        assert self.plan(tmp_path, "MPI", process_count_per_node=2).lends
-
-    def test_without_a_distribution_one_process_runs_whatever_there_is(
-        self, tmp_path: Path
-    ) -> None:
-        started = self.plan(tmp_path, "")
-        assert started.argv == (sys.executable, str(tmp_path / "input/data/code/script.py"))
-
-    def test_channel_without_drivers(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="sm_drivers cannot be read"):
-            read(Paths(tmp_path), self.SENT)
-
-    @pytest.mark.parametrize(
-        "sent", ["X=1 /opt/ml/input/data/sm_drivers/sm_train.sh", SENT + "; true"]
-    )
-    def test_another_command_is_run_as_it_is(self, tmp_path: Path, sent: str) -> None:
-        ModelTrainer(tmp_path).send(entry_script="script.py")
-        assert read(Paths(tmp_path), sent).unknown == sent
-
-
-_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+    argv = plan("Torchrun", process_count_per_node=None, smp=None).argv
+    spans = {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--nproc_per_node=4"}
+    assert spans <= set(argv)
+    assert plan("MPI", process_count_per_node=2).lends
+    # Without a distribution one process runs, whatever there is.
+    assert plan("").argv == (sys.executable, str(tmp_path / "a/input/data/code/script.py"))
+    with pytest.raises(ConfigError, match="sm_drivers cannot be read"):
+        read(Paths(tmp_path), sent)
+    for other in (f"X=1 {driver}", f"{sent}; true"):
+        assert read(Paths(tmp_path / "a"), other).unknown == other
 
 
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]([a-z_-]{0,8}[a-z])?", fullmatch=True),
         st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts,
-            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_nan=False)
+            | st.text(_CHARACTERS, max_size=20),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.text(_CHARACTERS, max_size=20), inner, max_size=3)
+            ),
             max_leaves=5,
         ).map(lambda value: value if isinstance(value, str) else json.dumps(value)),
         max_size=5,
     )
 )
 def test_arguments_are_the_drivers(tmp_path: Path, sent: dict[str, str]) -> None:
-    @functools.cache
-    def driver_utils() -> dict[str, Any]:
-        drivers = package("sagemaker-train", "1.27.0") / "train" / "container_drivers"
-        return runpy.run_path(str(drivers / "common" / "utils.py"))
-
     def is_a_number_spelled_otherwise(text: str) -> bool:
         """Such as '1.10' and '1e2', which the driver turns into 1.1 and 100.0."""
         again = decode(decode(text))
@@ -497,7 +461,8 @@ def test_arguments_are_the_drivers(tmp_path: Path, sent: dict[str, str]) -> None
         return is_number and json.dumps(again) not in (text, decode(text))
 
     assume(not any(map(is_a_number_spelled_otherwise, sent.values())))
-    driver = driver_utils()
+    utils = "train/container_drivers/common/utils.py"
+    driver = runpy.run_path(str(package("sagemaker-train", "1.27.0") / utils))
     Tree(tmp_path).configure(sent)
     job = read_job({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     ours = [word for name, text in arguments_of(job).items() for word in (f"--{name}", text)]

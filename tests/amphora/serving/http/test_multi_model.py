@@ -1,21 +1,22 @@
 """The multi-model API: who may manage models and how, and which model answers a request."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from amphora.serving.http import multi_model
 from amphora.serving.http.multi_model import TARGET_MODEL
-from tests.support.servers import NAMED, RECIPE, Running, Start, fault, write_model
+from tests.support.servers import RECIPE, Running, Start, fault, write_code, write_model
+
+NAMED = """
+import json
+def model_fn(model_dir): return model_dir.rsplit("/", 1)[1]
+def transform_fn(model, body, content_type, accept): return json.dumps([model, json.loads(body)])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_models_come_and_go(server: Running, tmp_path: Path) -> None:
     assert "amphora_queue_age_seconds 0.0" in http.get("/metrics").text
 
 
-def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
+def test_a_model_that_cannot_be_loaded_is_an_error_which_lists_no_folder_and_the_others_live(
     server: Running, tmp_path: Path
 ) -> None:
     http = server.http
@@ -67,6 +68,10 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
     assert http.post("/models/good/invoke", json=1).json() == ["good", 1]
     assert server.ping() == 200
     assert http.delete("/models/good").status_code == 200
+    answer = server.http.post("/models", json={"model_name": "x", "url": "/etc"}, timeout=240)
+    assert fault(answer) == (500, "model_not_loaded")
+    assert not [name for name in ("passwd", "adduser", ".pwd.lock", "apt") if name in answer.text]
+    assert "/etc contains " in server.log
 
 
 FULL, FAILED = (507, "out_of_memory"), (500, "model_not_loaded")
@@ -166,13 +171,6 @@ def test_numbers_of_a_page_are_bounded(server: Running, name: str, value: str) -
     assert len(answer.content) < 1000
 
 
-def test_an_answer_does_not_list_a_folder(server: Running) -> None:
-    answer = server.http.post("/models", json={"model_name": "x", "url": "/etc"}, timeout=240)
-    assert fault(answer) == (500, "model_not_loaded")
-    assert not [name for name in ("passwd", "adduser", ".pwd.lock", "apt") if name in answer.text]
-    assert "/etc contains " in server.log
-
-
 SEVERAL = """
 import json
 def model_fn(model_dir): return model_dir.rsplit("/", 1)[1]
@@ -236,7 +234,7 @@ def test_a_request_that_names_no_model_is_never_answered_by_any_of_several(
         assert "b/second, first, plain" in refused.text
 
 
-def test_teis_routes_and_info_of_several_models(several: Running) -> None:
+def test_the_header_names_one_of_several_models_on_every_route(several: Running) -> None:
     to_first = {TARGET_MODEL: "first"}
     answer = several.http.post("/embed", json={"inputs": "x"}, headers=to_first)
     assert answer.json() == ["first", {"inputs": "x"}]
@@ -249,9 +247,6 @@ def test_teis_routes_and_info_of_several_models(several: Running) -> None:
     assert (info["model_id"], info["task"]) == ("b/second", "echo")
     assert several.http.post(info["invocations"], json=5).json() == ["second", 5]
     assert several.http.get("/info", headers=to_first).json()["model_id"] == "first"
-
-
-def test_the_header_names_the_model_on_every_route(several: Running) -> None:
     for name, expected in (("first", "first"), ("b/second", "second")):
         headers = {TARGET_MODEL: name}
         for path in ("/invocations", "/", "/embed"):
@@ -295,54 +290,25 @@ def test_the_only_loaded_model_answers_without_a_name(server: Running, tmp_path:
     assert server.http.delete("/models/one").status_code == 200
 
 
-GROUPS = Path("/sys/fs/cgroup/memory")
-MIB = 1024 * 1024
-
-
-@pytest.fixture
-def limited(tmp_path: Path) -> Iterator[Running]:
-    """A multi-model server that finds itself in a container of 1 GiB."""
-    group = GROUPS / f"amphora-test-{uuid.uuid4().hex}"
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(1024 * MIB))
-    inside = (
-        f"echo $$ > {group}/tasks && mount --bind {group} {GROUPS} && exec {sys.executable}"
-        " -m amphora serve"
-    )
-    command = [str(shutil.which("unshare")), "--mount", "sh", "-c", inside]
-    with Running(tmp_path, {"SAGEMAKER_MULTI_MODEL": "true"}, command) as server:
-        yield server
-    # A group can be removed when its last process is gone.
-    subprocess.run(
-        ["sh", "-c", f"until rmdir {group}; do sleep 0.1; done"], timeout=240, check=True
-    )
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not os.access(GROUPS / "memory.limit_in_bytes", os.W_OK),
-    reason="needs root and control groups of version 1",
-)
-def test_507_where_the_limit_is_reached_and_nothing_is_unloaded_unasked(
-    limited: Running, tmp_path: Path
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "9000", "memory.current": "8000", "memory.stat": "inactive_file 500"}, 1500),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9000", "memory/memory.usage_in_bytes": "8000",
+                "memory/memory.stat": "cache 9\ntotal_inactive_file 500",
+            },
+            1500,
+        ),
+        ({"memory.max": "max", "memory.current": "8000", "memory.stat": ""}, 0),
+    ],
+)  # fmt: skip
+def test_free_memory_is_within_the_limit_of_a_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], free: int
 ) -> None:
-    large = NAMED.replace(
-        "def model_fn(model_dir):", f"def model_fn(model_dir, kept=b'x' * {300 * MIB}):"
-    )
-    http = limited.ready().http
-
-    def load(name: str) -> httpx.Response:
-        url = str(tmp_path / "models" / name)
-        return http.post("/models", json={"model_name": name, "url": url})
-
-    for name in "abc":
-        write_model(tmp_path / "models" / name, large)
-    assert [load(name).status_code for name in "ab"] == [200, 200]
-    refused = load("c")
-    assert fault(refused) == (507, "out_of_memory")
-    assert "of memory" in refused.json()["error"]["message"]
-    for name in "ab":
-        assert http.post(f"/models/{name}/invoke", json=1).json() == [name, 1]
-    assert http.delete("/models/a").status_code == 200
-    assert load("c").status_code == 200
-    assert http.post("/models/c/invoke", json=2).json() == ["c", 2]
+    """Of version 2, of version 1, and none; what is free on demand counts as free."""
+    write_code(tmp_path, files)
+    folders = {"/sys/fs/cgroup": tmp_path}
+    monkeypatch.setattr(multi_model, "Path", lambda path: folders.get(path, Path(path)))
+    assert multi_model.free_memory() == free or (not free and multi_model.free_memory() > 1e6)

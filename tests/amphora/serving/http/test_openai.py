@@ -44,7 +44,7 @@ def hub(server: Running, monkeypatch: pytest.MonkeyPatch) -> InferenceClient:
     return InferenceClient(f"http://127.0.0.1:{server.port}")
 
 
-def test_a_chat_is_answered_with_its_counts(client: openai.OpenAI) -> None:
+def test_a_chat_takes_all_roles_and_is_answered_with_its_counts(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY)
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", REPLY)
@@ -55,9 +55,6 @@ def test_a_chat_is_answered_with_its_counts(client: openai.OpenAI) -> None:
     # <|user|>hi<|end|><|assistant|>; then a byte each, and the end.
     assert (usage.prompt_tokens, usage.completion_tokens) == (5, len(REPLY.encode()) + 1)
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-
-
-def test_a_chat_takes_parts_of_content_and_all_roles(client: openai.OpenAI) -> None:
     messages: list[Any] = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -95,7 +92,9 @@ def test_a_text_ends_where_it_is_asked_to(
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [reason]
 
 
-def test_a_stream_has_a_role_a_reason_and_counts(client: openai.OpenAI) -> None:
+def test_a_stream_has_a_role_a_reason_and_counts_and_prompts_are_completed_in_their_order(
+    client: openai.OpenAI,
+) -> None:
     usage: Any = {"include_usage": True}
     *chunks, last = client.chat.completions.create(**GREEDY, stream=True, stream_options=usage)
     choices = [chunk.choices[0] for chunk in chunks]
@@ -105,6 +104,15 @@ def test_a_stream_has_a_role_a_reason_and_counts(client: openai.OpenAI) -> None:
     assert choices[-1].finish_reason == "stop"
     assert last.choices == [] and last.usage is not None
     assert last.usage.completion_tokens == len(REPLY.encode()) + 1
+    answer = client.completions.create(model="x", prompt=["01", "56"], max_tokens=3, temperature=0)
+    texts = [(choice.index, choice.text) for choice in answer.choices]
+    assert texts == [(0, "234"), (1, "789")]
+    pieces = client.completions.create(
+        model="x", prompt="01", max_tokens=30, temperature=0, stop="89", stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in pieces) == "234567"
+    long: dict[str, Any] = {"model": "x", "prompt": "0", "max_tokens": 50, "temperature": 0}
+    assert client.completions.create(**long).choices[0].text == ("1234567890" * 5)
 
 
 def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.OpenAI) -> None:
@@ -118,40 +126,6 @@ def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.Open
     assert draw(seed=7) != draw(seed=8)
     assert draw() != draw()
     assert len(set(draw())) > 1
-
-
-def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="x", prompt=["01", "56"], max_tokens=3, temperature=0)
-    texts = [(choice.index, choice.text) for choice in answer.choices]
-    assert texts == [(0, "234"), (1, "789")]
-    pieces = client.completions.create(
-        model="x", prompt="01", max_tokens=30, temperature=0, stop="89", stream=True
-    )
-    assert "".join(chunk.choices[0].text for chunk in pieces) == "234567"
-    long: dict[str, Any] = {"model": "x", "prompt": "0", "max_tokens": 50, "temperature": 0}
-    assert client.completions.create(**long).choices[0].text == ("1234567890" * 5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"response_format": {"type": "json_object"}}, ["response_format"]),
-        ({"n": 99}, ["n is 99", "32"]),
-        ({"messages": []}, ["messages"]),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["images"]),
-        ({"max_tokens": 9, "extra_body": {"mirostat": 1}}, ["'mirostat'", "takes"]),
-    ],
-)
-def test_what_is_not_honoured_is_refused_by_name(
-    client: openai.OpenAI, options: dict[str, Any], words: list[str]
-) -> None:
-    """tests/recipe/inference/test_apis.py has others."""
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{**GREEDY, **options})
-    error: Any = caught.value.body
-    assert (error["type"], error["code"]) == ("invalid_request_error", "bad_request")
-    for word in words:
-        assert word in error["message"]
 
 
 def test_a_conversation_that_does_not_fit_is_refused_with_the_numbers(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import ECHO, Running, Start
+from tests.support.servers import ECHO, SERVE, Running, Start
 from tests.support.until import until
 
 SMALL = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "1"}
@@ -134,16 +134,15 @@ def test_chunked_bodies_are_read(server: Running, body: bytes) -> None:
         assert b'{"echo": [1]' in rest_of(sock)
 
 
-def test_trailers_are_no_headers(server: Running) -> None:
+def test_trailers_are_no_headers_and_pipelined_requests_are_answered_in_order(
+    server: Running,
+) -> None:
     chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\n[1]\r\n0\r\n"
     with connected(server) as sock:
         sock.sendall(chunked + b"X-Amzn-SageMaker-Custom-Attributes: smuggled\r\n\r\n")
         answer = sock.recv(65536)
         assert statuses(answer) == [200]
         assert b"smuggled" not in answer
-
-
-def test_pipelined_requests_are_answered_in_order(server: Running) -> None:
     with connected(server) as sock:
         last = invocation(19, "connection: close")
         sock.sendall(b"".join(invocation(number) for number in range(19)) + last)
@@ -182,6 +181,12 @@ def test_an_upgrade_that_is_no_websocket_is_ignored(server: Running) -> None:
         for request in (PING[:-2] + upgrade + b"\r\n", PING, PING[:-2] + upgrade + b"\r\n"):
             sock.sendall(request)
             assert statuses(sock.recv(65536)) == [200]
+    # One that is a websocket's is answered as any other.
+    upgrade = b"host: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+    for line in (b"GET /invocations", b"POST /invocations", b"PUT *"):
+        with connected(server) as sock:
+            sock.sendall(line + b" HTTP/1.1\r\n" + upgrade)
+            assert 400 <= statuses(sock.recv(65536))[0] < 500
 
 
 def test_a_refused_body_is_read_on_until_its_answer_is_there(server: Running) -> None:
@@ -205,7 +210,8 @@ def test_who_resets_while_it_is_refused_leaves_no_traceback(server: Running) -> 
 
 
 def test_a_server_out_of_files_answers_again_once_some_are_free(start: Start) -> None:
-    server = start(SLEEPING, limits={"open_files": 160}).ready()
+    command = ("sh", "-c", 'ulimit -n 160; exec "$@"', "sh", *SERVE)
+    server = start(SLEEPING, command=command).ready()
     with contextlib.ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -236,13 +242,17 @@ def echo(shared: Start) -> Running:
     return shared(code, SAGEMAKER_MAX_PAYLOAD_IN_MB=str(LIMIT / 2**20)).ready()
 
 
-def test_a_compressed_body_is_415(echo: Running) -> None:
+def test_a_compressed_body_is_415_and_bytes_that_are_not_of_their_charset_are_400(
+    echo: Running,
+) -> None:
     for coding, status in (("identity", 200), ("gzip", 415), ("br, gzip", 415)):
         headers = {"content-encoding": coding, "content-type": "application/json"}
         answer = echo.http.post("/invocations", content=b"1", headers=headers)
         assert answer.status_code == status
     assert answer.headers["accept-encoding"] == "identity"
     assert "without compression" in answer.json()["error"]["message"]
+    headers = {"content-type": "application/json; charset=utf-16"}
+    assert echo.http.post("/invocations", content=b"abc", headers=headers).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -264,11 +274,6 @@ def test_an_unknown_charset_is_415(echo: Running, charset: str) -> None:
     answer = echo.http.post("/invocations", content=b"61", headers=headers)
     assert answer.status_code == 415
     assert charset in answer.json()["error"]["message"]
-
-
-def test_bytes_that_are_not_of_their_charset_are_400(echo: Running) -> None:
-    headers = {"content-type": "application/json; charset=utf-16"}
-    assert echo.http.post("/invocations", content=b"abc", headers=headers).status_code == 400
 
 
 def test_an_announced_body_is_asked_for_or_refused_before_it_is_sent(echo: Running) -> None:

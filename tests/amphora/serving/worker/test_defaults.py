@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +22,7 @@ from amphora.serving.settings import ServerSettings
 from amphora.serving.worker import handlers
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import ModelRunner
-from tests.support.code_archives import AWS, archive
-from tests.support.package_indexes import wheel
+from tests.support.package_indexes import AWS, archive, wheel
 from tests.support.paths import CODE
 from tests.support.servers import ECHO, Start
 from tests.support.worker_front import JSON, ask, load_runner, write_code
@@ -277,30 +276,6 @@ def test_context_has_what_the_servers_of_aws_offer(start: Start, tmp_path: Path)
         Context("id", {}, settings).set_response_status(42)
 
 
-def test_a_tensor_over_http(start: Start) -> None:
-    """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
-    tensor = """
-    import torch
-
-    def model_fn(model_dir):
-        return torch.nn.Linear(2, 3)
-
-    def predict_fn(data, model):
-        return model(data).to(torch.bfloat16)
-    """
-    server = start(tensor).ready()
-    reported = server.invoke([[1, 2], [3, 4]])
-    assert reported.status_code == 200
-    assert [len(row) for row in reported.json()] == [3, 3]
-    reported = server.invoke([[1, 2]], accept="application/json;q=0.1, text/csv")
-    assert reported.headers["content-type"] == "text/csv"
-    assert len(reported.text.strip().split(",")) == 3
-    refused = server.http.post("/invocations", content="x", headers={"content-type": "text/plain"})
-    assert refused.status_code == 415
-    assert server.invoke([[1, 2]], accept="image/png").status_code == 406
-    assert server.invoke([1e39]).status_code in (400, 500)
-
-
 @pytest.mark.parametrize(
     ("annotation", "content_type", "kind"),
     [
@@ -360,31 +335,6 @@ def test_a_program_that_is_nowhere_is_refused(
         handlers.resolve(tmp_path / "code", program, CODE)
 
 
-@pytest.fixture
-def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """provision(submitted, program, multi, files): the folder of the user's code."""
-
-    def _provision(
-        submitted: str, program: str | None = None, multi: bool = False, code: str = ""
-    ) -> Path:
-        model = tmp_path / "model"
-        (model / "code").mkdir(parents=True, exist_ok=True)
-        if code:
-            (model / "code" / (program or "inference.py")).write_text(code)
-        fields = dict.fromkeys(ServerSettings.__dataclass_fields__)
-        given: Any = {
-            **fields, "model_dir": model, "code_dir": model / "code", "submitted": submitted,
-            "program": program, "is_multi_model": multi,
-        }  # fmt: skip
-        made.append(UserCode(ServerSettings(**given), {}))
-        return made[-1].prepare()
-
-    made: list[UserCode] = []
-    yield _provision
-    for entry in made:
-        entry.cancel()
-
-
 def test_pip_ends_where_it_is_not_waited_for() -> None:
     code = UserCode(cast(ServerSettings, None), {})
     with subprocess.Popen(["sleep", "600"], text=True) as code._pip:
@@ -392,40 +342,39 @@ def test_pip_ends_where_it_is_not_waited_for() -> None:
         assert code._pip.wait(240) == -signal.SIGKILL
 
 
-def test_the_model_archive_as_submit_directory(
-    provision: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_where_the_users_code_is(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     local = tmp_path / "model" / "code"
-    # SageMaker has unpacked it: nothing is fetched (there is no S3 here).
-    assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == local
+
+    def provision(
+        submitted: str, program: str | None = None, multi: bool = False, code: str = ""
+    ) -> Path:
+        """Return the folder of the user's code, written to the model's if it is given."""
+        local.mkdir(parents=True, exist_ok=True)
+        if code:
+            (local / (program or "inference.py")).write_text(code)
+        given: Any = {
+            **dict.fromkeys(ServerSettings.__dataclass_fields__), "model_dir": local.parent,
+            "code_dir": local, "submitted": submitted, "program": program, "is_multi_model": multi,
+        }  # fmt: skip
+        user_code = UserCode(ServerSettings(**given), {})
+        request.addfinalizer(user_code.cancel)
+        return user_code.prepare()
+
+    # A prefix of models: whether the program is there is found when it is loaded.
+    for url in ("s3://bucket/models/", "s3://bucket/models"):
+        assert provision(url) == provision(url, program="mine.py") == local
+        assert provision(url, multi=True, program="mine.py") == local
+    # A model's own code comes before what all models share.
+    shared = str(archive(tmp_path / "shared.tar.gz", ("inference.py", "")))
+    assert local not in (provision(shared, multi=True), provision(shared))
+    assert provision(shared, multi=True, code="X = 2") == local
+    # The model's archive, which SageMaker has unpacked: nothing is fetched (there is no S3 here).
+    assert provision("s3://bucket/job/model.tar.gz") == local
     path = str(archive(tmp_path / "other.tar.gz", ("config.json", ""), ("code/mine.py", "")))
     actual = provision(path, program="mine.py")
-    assert (actual / "mine.py").is_file()
-    assert actual.name == "code"
-    assert actual != local
+    assert (actual / "mine.py").is_file() and actual.name == "code" and actual != local
     path = str(archive(tmp_path / "sourcedir.tar.gz", ("mine.py", ""), ("code/mine.py", "")))
     assert (provision(path, program="mine.py") / "code").is_dir()
-
-
-def test_a_prefix_of_models_as_submit_directory(
-    provision: Callable[..., Path], tmp_path: Path
-) -> None:
-    local = tmp_path / "model" / "code"
-    for url in ("s3://bucket/models/", "s3://bucket/models"):
-        assert provision(url) == local
-        assert provision(url, multi=True, program="mine.py") == local
-        # Whether the program is there is found when it is loaded.
-        assert provision(url, program="mine.py") == local
-    assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == local
-
-
-def test_a_models_own_code_comes_before_what_all_models_share(
-    provision: Callable[..., Path], tmp_path: Path
-) -> None:
-    shared = str(archive(tmp_path / "sourcedir.tar.gz", ("inference.py", "")))
-    assert provision(shared, multi=True) != tmp_path / "model" / "code"
-    assert provision(shared, multi=True, code="X = 2") == tmp_path / "model" / "code"
-    assert provision(shared) != tmp_path / "model" / "code"
 
 
 def test_requirements_are_installed_before_the_model_is_loaded(

@@ -1,37 +1,52 @@
-"""Finding the handlers, and saying truly why they cannot be used."""
+"""Finding the handlers, EndpointHandler and imports of Hugging Face's toolkit, and truly why they cannot be used; a call that does not fit into a device's memory is 507."""
 
+from __future__ import annotations
+
+import base64
+import json
+import os
 import re
-import textwrap
+import sys
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from amphora.common.devices import Devices
 from amphora.common.errors import CodeError
+from amphora.serving import settings
+from amphora.serving.pool.user_code import UserCode
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker import handlers, runner
+from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handlers, resolve
+from amphora.serving.worker.runner import Item, ModelRunner
+from tests.support.images import TEXT as IMAGE
 from tests.support.paths import CODE
 from tests.support.servers import ECHO, Start
-
-IMAGE = """
-def model_fn(model_dir): return "image model"
-def input_fn(body: bytes, content_type: str): return body.decode()
-def predict_fn(data, model): return f"{model} saw {data}"
-def output_fn(prediction, accept): return prediction
-def predict_batch_fn(inputs, model): return [predict_fn(data, model) for data in inputs]
-def tokens_fn(data, model): return [len(data)]
-"""
+from tests.support.worker_front import JSON, ask, load_runner, write_code
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    for name in ("code", "image"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "image" / "inference.py").write_text(IMAGE)
-    return tmp_path / "code", tmp_path / "image"
+    """Return a user's folder of code, and the image's with its handlers."""
+    image = """
+    def model_fn(model_dir): return "image model"
+    def input_fn(body: bytes, content_type: str): return body.decode()
+    def predict_fn(data, model): return f"{model} saw {data}"
+    def output_fn(prediction, accept): return prediction
+    def predict_batch_fn(inputs, model): return [predict_fn(data, model) for data in inputs]
+    def tokens_fn(data, model): return [len(data)]
+    """
+    (tmp_path / "code").mkdir()
+    return tmp_path / "code", write_code(tmp_path / "image", {"inference.py": image})
 
 
 def write(folder: Path, text: str, name: str = "inference.py") -> None:
-    (folder / name).write_text(textwrap.dedent(text))
+    write_code(folder, {name: text})
 
 
 def is_images(resolved: Handlers) -> bool:
@@ -213,8 +228,8 @@ def test_a_file_of_handlers_that_is_not_run_is_refused(
         resolve(model / "code", None, folders[1], model)
 
 
-def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
-    folders: tuple[Path, Path],
+def test_helpers_beside_predict_fn_are_not_taken_for_handlers(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(
         folders[0],
@@ -223,23 +238,17 @@ def test_functions_that_a_file_calls_itself_are_not_taken_for_handlers(
     )
     predict_fn = resolve(folders[0], None, CODE).functions["predict_fn"]
     assert predict_fn(1, None, context=None) == 2
-
-
-def test_a_helper_beside_predict_fn_is_not_refused(
-    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-) -> None:
     write(folders[0], "def preprocess(data): return data\ndef predict_fn(data, model): return data")
     assert "predict_fn" in resolve(folders[0], None, CODE).functions
     assert "defines preprocess, which is not called: input_fn is" in caplog.text
 
 
-def test_a_program_that_is_not_there_is_named_with_what_is(folders: tuple[Path, Path]) -> None:
+def test_a_program_that_is_not_there_is_named_with_what_is(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     write(folders[0], "", "serve_me.py")
     with pytest.raises(CodeError, match=r"'serve_mee.py'.*It holds serve_me.py.*Did you mean"):
         resolve(folders[0], "serve_mee.py", folders[1])
-
-
-def test_no_image_handlers_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(CodeError, match="AMPHORA_CODE_DIR"):
         resolve(folders[0], None, tmp_path / "nowhere")
 
@@ -288,3 +297,263 @@ def test_a_model_that_is_not_loaded_ends_the_server_once_with_the_reason(
     assert 200 not in seen
     assert len(re.findall(reported, server.log)) == 1
     assert server.log.count("Traceback") == ("cannot be served" in reported)
+
+
+DEVICES = Devices(reason="", cpus=1, efa=False)
+TOOLKIT = "sagemaker_huggingface_inference_toolkit"
+
+
+def load(tmp_path: Path, folder: str, code: str) -> ModelRunner:
+    """Return a runner over handler.py in that folder of a model."""
+    files = {
+        f"{folder}/handler.py": code,
+        f"{folder}/helper.py": "def double(value): return [value, value]",
+        "settings.json": '{"unit": "m"}',
+    }
+    model = write_code(tmp_path / "model", files)
+    chosen = settings.read(tmp_path, {}, DEVICES)
+    return runner.load(handlers.resolve(chosen.code_dir, chosen.program, CODE, model), chosen)
+
+
+def value_of(loaded: ModelRunner, body: bytes, content_type: str = JSON) -> Any:
+    return json.loads(ask(loaded, body, content_type)[0])
+
+
+@pytest.mark.parametrize("folder", [".", "code"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=name)
+        for name, code in {
+            "as documented": """
+        from typing import Any, Dict, List
+        class EndpointHandler():
+            def __init__(self, path=""):
+                self.path = path
+            def __call__(self, data: Dict[str, Any]) -> List[Dict[str, Any]]:
+                inputs = data.pop("inputs", data)
+                parameters = data.pop("parameters", None) or {}
+                return [{"inputs": inputs, "parameters": parameters, "path": self.path}]
+        """,
+            "with a module and a file of the folder": """
+        import json, pathlib
+        from helper import double
+        class EndpointHandler:
+            def __init__(self, model_dir: str, **kwargs):
+                self.settings = json.loads(pathlib.Path(model_dir, "settings.json").read_text())
+            def __call__(self, data):
+                return {"answer": double(data["inputs"]), **self.settings}
+        """,
+            "with torch, and a tensor as the answer": """
+        import torch
+        class EndpointHandler:
+            def __init__(self, path):
+                self.weight = torch.tensor(2.0)
+            @torch.no_grad()
+            def __call__(self, data):
+                return torch.tensor(data["inputs"]) * self.weight
+        """,
+            "with functions that have handlers' names": """
+        def model_fn(path): return "not the class"
+        def predict_fn(data, model): return "not called"
+        def output_fn(answer): return answer
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data): return output_fn(["the class", data["inputs"]])
+        """,
+            "with a base class": """
+        class Base:
+            def __call__(self, data): return self.answer(data)
+        class EndpointHandler(Base):
+            def __init__(self, path): pass
+            def answer(self, data): return str(sorted(data))
+        """,
+        }.items()
+    ],
+)
+def test_an_endpoint_handler_answers_as_its_own_call(
+    code: str, folder: str, tmp_path: Path
+) -> None:
+    loaded = load(tmp_path, folder, code)
+    assert "predict_batch_fn" not in loaded.handlers
+    kind = sys.modules["handler"].EndpointHandler
+    for value in ({"inputs": [1.0, 2.0]}, {"inputs": [3.0], "parameters": {"top_k": 1}}):
+        expected = kind(str(tmp_path / "model"))(dict(value))
+        expected = expected.tolist() if hasattr(expected, "tolist") else expected
+        assert value_of(loaded, json.dumps(value).encode()) == expected
+    with pytest.raises(Fault, match="Send an object, such as") as caught:
+        value_of(loaded, b"[1]")
+    assert caught.value.status == 400
+
+
+def test_an_endpoint_handler_is_called_between_input_fn_and_output_fn(tmp_path: Path) -> None:
+    code = """
+        import json
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data): return ["the class", data["inputs"]]
+        def output_fn(prediction, accept): return json.dumps({"answer": prediction})
+        """
+    model = write_code(tmp_path / "model", {"code/inference.py": code})
+    assert value_of(load_runner(model), b'{"inputs": 1}') == {"answer": ["the class", 1]}
+
+
+def test_an_endpoint_handler_reads_images_and_csv(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        ".",
+        """
+        class EndpointHandler:
+            def __init__(self, path): pass
+            def __call__(self, data):
+                inputs = data["inputs"]
+                return inputs if isinstance(inputs, list) else inputs.size
+        """,
+    )
+    assert value_of(loaded, base64.b64decode(IMAGE), "image/png") == [50, 40]
+    assert value_of(loaded, b"inputs\na\nb\n", "text/csv") == ["a", "b"]
+
+
+def test_a_handler_at_the_root_has_its_requirements_installed_and_an_inference_py_comes_first(
+    tmp_path: Path,
+) -> None:
+    """Installed is what cannot be had here, as the error says."""
+    files = {
+        "handler.py": "class EndpointHandler: ...",
+        "requirements.txt": "--no-index\nabsent==9",
+    }
+    model = write_code(tmp_path / "model", files)
+    with pytest.raises(CodeError, match=f"requirements.txt of {model} cannot be installed"):
+        UserCode(settings.read(tmp_path, {}, DEVICES), {**os.environ}).prepare()
+    write_code(model, {"code/inference.py": "def predict_fn(data, model): return 2"})
+    assert settings.read(tmp_path, {}, DEVICES).code_dir == model / "code"
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The image's stand-in, as if the toolkit were not installed here, which tests compare with."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.startswith(TOOLKIT)]:
+            del sys.modules[name]
+
+    forget()
+    monkeypatch.syspath_prepend(str(CODE / "toolkits"))
+    yield
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"from {TOOLKIT}.handler_service import HuggingFaceHandlerService", "model_fn(model_dir)"),
+        (f"from {TOOLKIT} import handler_service", "preprocess as input_fn"),
+        (f"from {TOOLKIT} import transformers_utils", "leave model_fn out"),
+    ],
+)
+def test_what_is_not_here_of_the_toolkit_has_its_replacement(
+    line: str, words: str, tmp_path: Path, stand_in: None
+) -> None:
+    with pytest.raises(CodeError) as caught:
+        load(tmp_path, "code", line)
+    assert words in str(caught.value)
+
+
+def test_a_file_with_the_toolkits_decoder_and_encoder_answers(
+    tmp_path: Path, stand_in: None
+) -> None:
+    loaded = load(
+        tmp_path,
+        "code",
+        f"""
+        import numpy as np
+        from {TOOLKIT} import decoder_encoder
+        def model_fn(model_dir): return 2
+        def input_fn(body, content_type): return decoder_encoder.decode(body, content_type)
+        def predict_fn(data, model): return {{"got": data["inputs"], "n": np.float32(model)}}
+        def output_fn(prediction, accept): return decoder_encoder.encode(prediction, accept)
+        """,
+    )
+    assert value_of(loaded, b'{"inputs": "a"}') == {"got": "a", "n": 2.0}
+    assert value_of(loaded, b"inputs\na\nb\n", "text/csv") == {"got": ["a", "b"], "n": 2.0}
+
+
+TORCH = 'OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")'
+
+
+def full_device(tmp_path: Path, old: str = "", new: str = "") -> tuple[ModelRunner, Any]:
+    """Return a runner of handlers whose memory holds one text that is not huge, and a maker of items.
+
+    torch's exception is known by its name: this package knows no torch.
+    """
+    code = f"""
+import weakref
+made = []
+class OutOfMemoryError(RuntimeError): pass
+class Tensor: pass
+def model_fn(model_dir): return "a model"
+def input_fn(body: str, content_type): return body
+def predict_fn(data, model):
+    taken = Tensor()
+    made.append(weakref.ref(taken))
+    if "huge" in data or sum(1 for each in made if each() is not None) > 1:
+        raise {TORCH}
+    return data
+def predict_batch_fn(inputs, model):
+    too_many = "huge " * (len(inputs) > 1)
+    return [predict_fn(too_many + each, model) for each in inputs]
+def output_fn(prediction, accept): return prediction
+"""
+    files = {"code/inference.py": code.replace(old, new) if old else code}
+    loaded = load_runner(write_code(tmp_path, files))
+
+    def item(text: str) -> Item:
+        context = Context("id", {}, loaded.settings)
+        return Item("id", text.encode(), "text/plain", "text/plain", context)
+
+    return loaded, item
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TORCH,
+        'RuntimeError("CUDA error: out of memory\\nCompile with `TORCH_USE_CUDA_DSA`")',
+        'RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")',
+    ],
+)
+def test_a_request_that_does_not_fit_is_507_and_the_next_one_is_answered(
+    error: str, tmp_path: Path
+) -> None:
+    loaded, item = full_device(tmp_path, TORCH, error)
+    with pytest.raises(Fault, match=r"out of memory|ALLOC_FAILED") as caught:
+        loaded.answer(item("huge"))
+    assert (caught.value.status, caught.value.code) == (507, "out_of_memory")
+    # Though the error is kept, what the call had taken is free.
+    assert loaded.answer(item("small"))[0] == b"small"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_requests_that_do_not_fit_together_are_answered_alone(yields: bool, tmp_path: Path) -> None:
+    listed = "return [predict_fn(too_many + each, model) for each in inputs]"
+    generated = "for each in inputs: yield predict_fn(too_many + each, model)"
+    loaded, item = full_device(tmp_path, listed, generated if yields else listed)
+    items = [item("one"), item("huge"), item("two")]
+    for entry in items:
+        loaded.read_input(entry)
+    first, second, third = loaded.predict_batch(items)
+    assert (first, third) == ("one", "two")
+    assert isinstance(second, Fault) and second.status == 507
+
+
+def test_another_error_keeps_its_frames_for_the_log(tmp_path: Path) -> None:
+    loaded, item = full_device(tmp_path, TORCH, TORCH.replace("OutOfMemoryError", "ValueError"))
+    with pytest.raises(Fault) as caught:
+        loaded.answer(item("huge"))
+    assert caught.value.status == 500
+    frame = caught.value.__cause__.__traceback__  # type: ignore[union-attr]
+    assert frame is not None
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    assert isinstance(weakref.ref(frame.tb_frame.f_locals["taken"]), weakref.ref)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +82,16 @@ REPOSITORY = "team/tiny"
 def test_a_model_of_the_hub_is_fetched_in_its_revision_with_the_token(tmp_path: Path) -> None:
     commit = "0" * 40
 
-    def hub(folder: Path, seen: list[tuple[str, str]]) -> type[BaseHTTPRequestHandler]:
+    def hub(folder: Path, seen: list[tuple[str, str]]) -> type[http_server.Quiet]:
         """As much of the Hugging Face Hub as `from_pretrained` asks for: one repository's files.
 
         Args:
             seen: Gets the paths that were asked for, and the authorization they came with.
         """
 
-        class Handler(BaseHTTPRequestHandler):
+        absent = {"X-Error-Code": "EntryNotFound"}
+
+        class Handler(http_server.Quiet):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -110,20 +111,10 @@ def test_a_model_of_the_hub_is_fetched_in_its_revision_with_the_token(tmp_path: 
                     rf"/{REPOSITORY}/resolve/(v2|{commit})/", path
                 ):
                     body = (folder / Path(path).name).read_bytes()
-                self.send_response(200 if body else 404)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("X-Repo-Commit", commit)
-                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-                if not body:
-                    self.send_header("X-Error-Code", "EntryNotFound")
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
+                headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(body).hexdigest()}"'}
+                self.reply(*(200, body, headers) if body else (404, body, {**headers, **absent}))
 
             do_HEAD = do_GET
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Log nothing: `seen` is the log."""
 
         return Handler
 

@@ -13,7 +13,7 @@ import pytest
 from amphora.serving.protocol import messages
 from amphora.serving.worker import job_threads
 from amphora.serving.worker.job_threads import ClientLeft, Turns
-from tests.support.servers import Running, Start, fault
+from tests.support.servers import Start, fault
 from tests.support.until import until
 from tests.support.worker_front import Front, answers
 
@@ -64,45 +64,39 @@ SLICES = """
 """
 
 
-class Clocked:
-    """Jobs whose slices take seconds of a clock of their own, and leave their name."""
+def test_short_work_passes_long_work_which_is_not_starved(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clocked:
+        """Jobs whose slices take seconds of a clock of their own, and leave their name."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.seen = 0.0, ""
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(job_threads, "time", clock)
-        self.turns = Turns(lambda: False)
+        def __init__(self) -> None:
+            self.now, self.seen = 0.0, ""
+            clock = SimpleNamespace(monotonic=lambda: self.now)
+            monkeypatch.setattr(job_threads, "time", clock)
+            self.turns = Turns(lambda: False)
 
-    def add(self, **slices: tuple[int, float]) -> None:
-        def work(name: str, count: int, seconds: float) -> None:
-            for _ in range(count):
-                self.now += seconds
-                self.seen += name
-                self.turns.pause()
+        def add(self, **slices: tuple[int, float]) -> None:
+            def work(name: str, count: int, seconds: float) -> None:
+                for _ in range(count):
+                    self.now += seconds
+                    self.seen += name
+                    self.turns.pause()
 
-        self.turns.add([partial(work, name, *value) for name, value in slices.items()])
+            self.turns.add([partial(work, name, *value) for name, value in slices.items()])
 
-    def give(self, count: int = 1_000_000) -> str:
-        """The names of the slices of so many turns, or of all that are left."""
-        self.seen = ""
-        while len(self.turns) and (count := count - 1) >= 0:
-            self.turns.give()
-        return self.seen
+        def give(self, count: int = 1_000_000) -> str:
+            """The names of the slices of so many turns, or of all that are left."""
+            self.seen = ""
+            while len(self.turns) and (count := count - 1) >= 0:
+                self.turns.give()
+            return self.seen
 
-
-@pytest.fixture
-def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
-    return Clocked(monkeypatch)
-
-
-def test_jobs_take_turns_and_new_ones_come_first(clocked: Clocked) -> None:
+    clocked = Clocked()
     clocked.add(a=(4, 0.0), b=(3, 0.0))
     assert clocked.give(2) == "ab"
+    # A new job comes first.
     clocked.add(c=(1, 0.0))
     assert clocked.give() == "cababa"
 
-
-def test_short_work_passes_long_work_which_is_not_starved(clocked: Clocked) -> None:
     clocked.add(a=(60, 0.02), b=(60, 0.02))
     assert clocked.give(14) == "ab" * 7
     # Three slices in a row, though two others wait, each of which has had 0.14 s.
@@ -116,8 +110,8 @@ def test_short_work_passes_long_work_which_is_not_starved(clocked: Clocked) -> N
     assert min(seen.count("a"), seen.count("b")) >= 2
     assert seen.count("d") > 3 * (seen.count("a") + seen.count("b"))
 
-
-def test_short_work_is_a_few_turns_if_each_takes_long(clocked: Clocked) -> None:
+    # If each slice takes long, short work is a few of them.
+    clocked = Clocked()
     clocked.add(a=(7, 0.11), b=(7, 0.11))
     assert clocked.give(12) == "ab" * 6
     clocked.add(c=(4, 0.11))
@@ -176,22 +170,16 @@ def test_a_job_that_is_left_ends_where_it_stands() -> None:
     assert len(turns) == 1
 
 
-def test_an_error_of_a_job_reaches_the_main_thread() -> None:
-    turns = Turns(lambda: False)
-
+def test_an_error_of_a_job_reaches_the_main_thread_outside_of_which_a_pause_is_none() -> None:
     def work() -> None:
         raise SystemExit(0)
 
-    turns.add([work])
-    with pytest.raises(SystemExit):
-        turns.give()
-
-
-def test_outside_of_a_job_a_pause_is_none() -> None:
     turns = Turns(lambda: True)
     turns.pause()
     turns.pause(lambda: False)
-    assert issubclass(ClientLeft, BaseException)
+    turns.add([work])
+    with pytest.raises(SystemExit):
+        turns.give()
     assert not issubclass(ClientLeft, Exception)
 
 
@@ -205,7 +193,7 @@ def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None
     front.send(long={"slices": 100}, other={"slices": 100})
     frames = front.until("open")
     front.send(short={"slices": 1})
-    frames += front.until_idle()
+    frames += front.until()
     seen = answers(frames)
     assert next(iter(seen)) == "short"
     assert sorted(seen) == ["long", "other", "short"]
@@ -220,16 +208,16 @@ def test_a_request_that_is_left_costs_no_more_slices(front: Front) -> None:
     front.send(long={"slices": 200, "seconds": 0.05}, kept={"slices": 3})
     front.until("open")
     front.tell(messages.Cancel(id="long"))
-    frames = front.until_idle()
+    frames = front.until()
     front.send(count={"slices": 1})
     assert list(answers(frames)) == ["kept"]
-    (count,) = answers(front.until_idle()).values()
+    (count,) = answers(front.until()).values()
     assert count[1] < 150
 
 
 def test_a_request_that_breaks_harms_no_other(front: Front) -> None:
     front.send(bad={"slices": 9, "break": 3}, good={"slices": 5}, one={"slices": 1})
-    seen = answers(front.until_idle())
+    seen = answers(front.until())
     assert seen["bad"] == "handler_failed"
     assert seen["good"][0] == 5
     assert seen["one"][0] == 1
@@ -249,15 +237,14 @@ def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front, kind: str)
     frames = front.until("rests")
     assert sum(header.get("id") == "first" for header, _ in frames) == 3
     front.tell(messages.Cancel(id="first"))
-    front.until_idle()
+    front.until()
 
 
-@pytest.fixture(scope="module")
-def server(shared: Start) -> Running:
-    return shared(SLICES, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
+TWO_WORKERS = {"SAGEMAKER_MODEL_SERVER_WORKERS": "2"}
 
 
-def test_behind_the_front_short_requests_pass_long_ones(server: Running, tmp_path: Path) -> None:
+def test_behind_the_front_short_requests_pass_long_ones(shared: Start, tmp_path: Path) -> None:
+    server = shared(SLICES, **TWO_WORKERS).ready()
     order = {"slices": 5000, "gate": f"{tmp_path}/gate"}
     with ThreadPoolExecutor(4) as threads:
         long = [threads.submit(server.invoke, order) for _ in range(3)]
@@ -271,7 +258,8 @@ def test_behind_the_front_short_requests_pass_long_ones(server: Running, tmp_pat
     until(lambda: server.metric("amphora_slices_total") >= 10)
 
 
-def test_readers_of_streams_that_stall_block_nobody(server: Running) -> None:
+def test_readers_of_streams_that_stall_block_nobody(shared: Start) -> None:
+    server = shared(SLICES, **TWO_WORKERS).ready()
     socks, before = [], server.metric("amphora_batch_size_sum")
     body = json.dumps({"stream": 300_000}).encode()
     for _ in range(4):
@@ -290,7 +278,8 @@ def test_readers_of_streams_that_stall_block_nobody(server: Running) -> None:
     assert text.split() == [f"piece{number}" for number in range(5000)]
 
 
-def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(server: Running) -> None:
+def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(shared: Start) -> None:
+    server = shared(SLICES, **TWO_WORKERS).ready()
     with ThreadPoolExecutor(6) as threads:
         before = server.metric("amphora_batch_size_sum")
         good = [threads.submit(server.invoke, {"slices": 30}) for _ in range(5)]

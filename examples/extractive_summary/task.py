@@ -139,7 +139,7 @@ def _documents(file: Read) -> pa.Table:
                 raise DataError(
                     f"{file.part.where(number)} has {len(sentences)} sentences, and not a 0 or 1 "
                     "for each.",
-                    'Write rows as {"sentences": ["It rained.", "Ada won."], "in_summary": [0, 1]}.',
+                    'Write rows as {"sentences": ["It rained."], "in_summary": [1]}.',
                 )
             kept.append({SENTENCES: sentences, IN_SUMMARY: marks})
     kinds = {SENTENCES: pa.list_(pa.large_string()), IN_SUMMARY: pa.list_(pa.int64())}
