@@ -1,33 +1,46 @@
-"""A plan of a job: the same from inside the job and for doctor, each decision with its reason."""
+"""The plan of a job: its task, how it is trained, what its rows are; the same for doctor."""
 
+import copy
 import json
+import random
+import re
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import BertConfig
 
+from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError
-from recipe.paths import Folders
-from recipe.plan import resolution, trainer_arguments
+from recipe.batching import batches, packing
+from recipe.batching.batches import World
+from recipe.errors import CheckpointError, DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.plan import batch_layout, data_report, detection, resolution, trainer_arguments
+from recipe.plan.batch_layout import Cut, Loaded
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
+from recipe.storage import checkpoints
+from recipe.tasks.base import WARNING, Finding
+from recipe.tasks.text_classification.task import CLASSES
+from tests.support.jobs import QUICK, SHARDED, Job, folders_of, write
+from tests.support.packed_batches import samples_of
 from tests.support.refusals import refused
+from tests.support.words import WORDS, reviews
 
 
 def plan_of(
     tmp_path: Path, model: Path, processes: int | None, *argv: str
 ) -> tuple[Plan, list[str]]:
-    data = tmp_path / "data"
-    data.mkdir(exist_ok=True)
-    rows = ({"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20))
-    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    folders = Folders(
-        channels={"train": data, "model": model},
-        model_dir=tmp_path,
-        output_data_dir=tmp_path,
-        checkpoints=tmp_path,
-        tensorboard=tmp_path,
-    )
+    data = write(tmp_path / "data", REVIEWS)
+    folders = folders_of(tmp_path, {"train": data, "model": model})
     table = Table()
     given = parse(["--use_cpu", "True", *argv], folders)
     plan = resolution.resolve(given, folders, {}, table, processes)
@@ -146,3 +159,402 @@ def test_a_warm_up_leaves_a_step_to_learn(
     assert fitted.get_warmup_steps(6 if "--max_steps" in argv else steps) == warmup
     assert words in "".join(row.detail for row in table.rows)
     assert bool(words) == bool(table.rows)
+
+
+REVIEWS = [{"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20)]
+TEXTS = [{"text": f"a film of {n}"} for n in range(20)]
+PROMPTS = [{"prompt": f"a film of {n}", "completion": f"number {n}"} for n in range(20)]
+
+
+def detect(
+    tmp_path: Path, rows: Sequence[Any], architecture: str = "BertForMaskedLM", *argv: str
+) -> tuple[str, str]:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    given = parse(["--model_id", str(model), *argv])
+    return detection.find(given, {"train": write(tmp_path / "data", rows)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "architecture", "argv", "task", "why"),
+    [
+        (REVIEWS, "GPT2LMHeadModel", ["--task", "causal-lm"], "causal-lm", "as given"),
+        (
+            PROMPTS,
+            "BertModel",
+            ["--completion_column", "completion"],
+            "causal-lm",
+            "only this task takes completion_column",
+        ),
+        (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
+        (REVIEWS, "BertModel", [], "text-classification", "by its columns: text 'text', label"),
+        (TEXTS, "BertForMaskedLM", [], "masked-lm", "with a masked-LM head, else causal-lm could"),
+    ],
+)
+def test_the_task_is_found_by_hyperparameters_columns_and_model(
+    tmp_path: Path, rows: Any, architecture: str, argv: list[str], task: str, why: str
+) -> None:
+    named, reason = detect(tmp_path, rows, architecture, *argv)
+    assert named == task
+    assert why in reason
+
+
+def test_hyperparameters_of_different_tasks_are_refused() -> None:
+    with pytest.raises(HyperparameterError, match=r"No task takes.*prompt_column .task=causal-lm"):
+        parse(["--prompt_column", "a", "--num_labels", "2"])
+
+
+def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
+    """And the last one of them may be cut in two."""
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    turns = [{"messages": talk, "n": "x" * 3_000}] * 500
+    (tmp_path / "parquet").mkdir()
+    pq.write_table(pa.Table.from_pylist(turns), tmp_path / "parquet" / "train.parquet")
+    for data in (write(tmp_path / "jsonl", turns), tmp_path / "parquet"):
+        assert detection.find(parse([]), {"train": data})[0] == "causal-lm"
+
+
+def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_path: Path) -> None:
+    rows = [{"text": f"a film of {n}", "mood": "ab"[n % 2]} for n in range(20)]
+    with pytest.raises(HyperparameterError) as refusal:
+        detect(tmp_path, rows)
+    _, texts, classes = str(refusal.value).splitlines()
+    assert texts == "- masked-lm: text 'text'. Give task=masked-lm."
+    assert classes.startswith("- text-classification: ")
+    assert "its columns are 'text' ('a film of 0'), 'mood' ('a')" in classes
+    assert "Give task=text-classification label_column=mood." in classes
+
+
+@pytest.mark.parametrize(
+    ("argv", "rate"),
+    [
+        ([], 5e-5),
+        (["--lora_r", "4"], 2e-4),
+        (["--task", "causal-lm"], 2e-5),
+        (["--task", "reranking", "--lora_r", "4"], 1e-4),
+        (["--task", "reranking", "--lr", "5e-5"], 5e-5),
+    ],
+)
+def test_a_learning_rate_that_is_not_given_is_the_tasks(argv: list[str], rate: float) -> None:
+    given = parse(argv)
+    task = given.task or "text-classification"
+    decided, why = resolution.learning_rate(given, task)
+    assert decided == rate
+    assert (f"the default of {task}" in why) == ("--lr" not in argv)
+    assert ("with LoRA" in why) == ("--lora_r" in argv)
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "named"),
+    [
+        ("token-classification", {"tokens": ["a"], "tags": ["O"]}, ("text_column", "label_column")),
+        (
+            "sentence-embedding",
+            {"anchor": "a", "positive": "b", "negative": "c"},
+            ("label_column", "negative_columns"),
+        ),
+    ],
+)
+def test_all_columns_that_are_not_there_are_told_at_once(
+    task: str, row: dict[str, Any], named: Sequence[str], tmp_path: Path
+) -> None:
+    channels = {"train": write(tmp_path, [row] * 9)}
+    argv = [word for name in named for word in (f"--{name}", f"no_{name}")]
+    given = parse(["--model_id", "a/b", "--task", task, *argv])
+    with pytest.raises(DataError) as refusal:
+        task_table.load(task)(channels, given)
+    for name in named:
+        assert f"{name} has value 'no_{name}'" in str(refusal.value)
+
+
+def test_column_names_that_are_wrong_are_told_at_once_if_no_task_is_given(tmp_path: Path) -> None:
+    argv = ["--text_column", "texd,b", "--label_column", "labell"]
+    with pytest.raises(DataError) as refusal:
+        detect(tmp_path, REVIEWS, "BertForMaskedLM", *argv)
+    for word in ("text_column has value 'texd'", "text_column has value 'b'",
+                 "label_column has value 'labell'", "Did you mean text? Did you mean label?"):  # fmt: skip
+        assert word in str(refusal.value)
+
+
+def test_wikitext_s_files_are_plain_texts(tmp_path: Path) -> None:
+    (tmp_path / "wiki.train.tokens").write_text(" = Rome = \n \n A city , of old .\n" * 9)
+    given = parse(["--model_id", "a/b", "--task", "causal-lm"])
+    assert len(task_table.load("causal-lm")({"train": tmp_path}, given).train) == 16
+
+
+def test_columns_of_numbers_or_nothing_are_not_proposed_as_texts(tmp_path: Path) -> None:
+    rows = [{"a": str(n % 2), "b": f"a film of {n}", "c": ""} for n in range(20)]
+    with pytest.raises(HyperparameterError) as refusal:
+        detect(tmp_path, rows)
+    assert "Give task=text-classification text_column=b label_column=a. " in str(refusal.value)
+
+
+def test_of_many_columns_the_text_is_asked_first(tmp_path: Path) -> None:
+    rows = [{name: f"{name} film of {n}" for name in "qrstu"} for n in range(20)]
+    with pytest.raises(HyperparameterError, match="task=text-classification text_column=q; or"):
+        detect(tmp_path, rows)
+
+
+def test_roles_that_no_task_has_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        HyperparameterError, match=r"No task has data with all .* columns=verse:text"
+    ):
+        detect(tmp_path, TEXTS, "BertModel", "--columns", "verse:text")
+
+
+Rows = list[dict[str, Any]]
+CLEAN: Rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(40)]
+TEST: Rows = [{"text": f"other {n}", "label": "ab"[n % 2]} for n in range(6)]
+TAGGED: Rows = [{"tokens": ["w", str(n)], "ner_tags": ["O", "B-LOC"]} for n in range(12)]
+OTHERS: Rows = [{"tokens": ["x", str(n)], "ner_tags": ["O", "B-LOC"]} for n in range(12)]
+REQUESTS: Rows = [{"prompt": "Translate.", "completion": f"text {n}"} for n in range(12)]
+SPOKEN: Rows = [{"prompt": "Translate.", "completion": f"more {n}"} for n in range(12)]
+
+
+def findings(task: str, folder: Path, train: Rows, test: Rows) -> dict[str, Finding]:
+    channels = {"train": write(folder / "train", train), "test": write(folder / "test", test)}
+    made = task_table.load(task)(channels, Hyperparameters(task=task))
+    results = data_report._row_findings(data_report.named_splits(made.data))
+    return {finding.what: finding for finding in results}
+
+
+@pytest.mark.parametrize(("task", "train", "test", "expected"), [
+    pytest.param("text-classification", CLEAN, TEST, {}, id="clean"),
+    pytest.param("text-classification", CLEAN, [*TEST, CLEAN[3], CLEAN[4]],
+        {"leak": "2 of 8 evaluation rows are in the training data.*row 6: 'text 3'"}, id="leak"),
+    pytest.param("text-classification", CLEAN, [*TEST, {"text": "text 3", "label": "a"}],
+        {"leak": "1 of 7 evaluation rows"}, id="leak with another label"),
+    pytest.param("text-classification", [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
+        {"contradiction": "2 of 41 training rows.*rows 7 and 40: 'text 7'"}, id="contradiction"),
+    pytest.param("text-classification", [*CLEAN, *({"text": f"{text} {n}", "label": "a"} for n, text in enumerate(
+            ["caf\u00e9 in S\u00c3O", "caf\u00c3\u00a9", "it\u00e2\u20ac\u2122s", "caf\ufffd"]))], TEST,
+        {"encoding": "3 of 44 training rows .*row 41: 'caf"}, id="encoding"),
+    pytest.param("text-classification", [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
+        {"empty rows": "2 rows have no text"}, id="empty"),
+    pytest.param("token-classification", [*TAGGED, {"tokens": ["w", "3"], "ner_tags": ["O", "O"]}],
+        [*OTHERS, TAGGED[1]],
+        {"contradiction": "2 of 13 .*rows 3 and 12", "leak": "1 of 13 evaluation rows"}, id="tags"),
+    pytest.param("causal-lm", REQUESTS, SPOKEN, {}, id="prompts may be equal"),
+    pytest.param("causal-lm", REQUESTS, [*SPOKEN, REQUESTS[5]], {"leak": "1 of 13 "}, id="prompts with completions"),
+])  # fmt: skip
+def test_warnings_name_the_rows(
+    task: str, train: Rows, test: Rows, expected: dict[str, str], tmp_path: Path
+) -> None:
+    actual = findings(task, tmp_path, train, test)
+    warnings = {what: row for what, row in actual.items() if row.level == WARNING}
+    assert warnings.keys() == expected.keys()
+    for what, pattern in expected.items():
+        assert re.search(pattern, f"{warnings[what]} {warnings[what].example}")
+        assert "such as" not in str(warnings[what]), "the model card shows no rows"
+    assert actual.keys() - warnings.keys() <= {"repeated rows"}
+
+
+def test_repeated_rows_are_counted(tmp_path: Path) -> None:
+    actual = findings("text-classification", tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
+    assert str(actual["repeated rows"]).startswith(
+        "10 of 50 training rows repeat another one (20.0%)"
+    )
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "b", "a"]),
+        pa.array(["a", "b", "a"], pa.large_string()),
+        pa.array([b"a", b"b", b"a"]),
+        pa.array([1, 2, 1]),
+        pa.array([True, False, True]),
+        pa.array([None, "b", None]),
+        pa.array([["a", "b"], ["a"], ["a", "b"]]),
+        pa.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], pa.large_list(pa.float64())),
+        pa.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]], pa.list_(pa.float64(), 2)),
+        pa.array([[["a"], ["b"]], [["b"], []], [["a"], ["b"]]]),
+        pa.array([{"a": 1}, {"a": 2}, {"a": 1}]),
+        pa.array([[{"a": 1}], [{"a": 2}], [{"a": 1}]]),
+        pa.array([], pa.large_string()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_columns_of_every_type_are_compared(column: pa.Array) -> None:
+    seeds = np.full(len(column), 7, np.uint64)
+    hashes = data_report._chained(column, seeds)
+    assert not len(column) or (hashes[0] == hashes[2] != hashes[1])
+    assert data_report._chained(column[1:], seeds[1:]).tolist() == hashes[1:].tolist()
+
+
+STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")
+ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", "5e-3", "--bf16",
+             "False")  # fmt: skip
+
+
+def cut(processes: int, size: int, accumulation: int = 1) -> Cut:
+    samples = processes * size * accumulation
+    given = (size, accumulation)
+    return Cut(processes=processes, size=size, accumulation=accumulation, given=given,
+               sharded=False, samples=samples)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "actual"),
+    [
+        (cut(2, 8), cut(1, 8), (8, 2, 16)),
+        (cut(1, 8), cut(2, 8), (4, 1, 8)),
+        (cut(1, 8), cut(3, 8), (3, 1, 8)),
+        (cut(8, 4), cut(6, 4), (3, 2, 32)),
+        (cut(2, 8, 3), cut(5, 8, 3), (5, 2, 48)),
+        (cut(4, 2), cut(16, 2), (1, 1, 8)),
+        (cut(2, 8), cut(1, 16), (16, 1, 16)),
+        (cut(2, 8), cut(1, 4), (4, 1, 4)),
+        (cut(1, 8), cut(1, 8), (8, 1, 8)),
+    ],
+    ids=str,
+)
+def test_the_samples_of_a_step_are_kept(was: Cut, now: Cut, actual: tuple[int, int, int]) -> None:
+    """But where the batch itself was changed, which `checkpoints.check_same` refuses."""
+    kept = batch_layout.kept(now, was.as_job())
+    assert (kept.size, kept.accumulation, kept.samples) == actual
+    assert kept.size <= now.size, "a device has room for what was asked for"
+    assert kept.processes * kept.size * kept.accumulation >= kept.samples
+    again = batch_layout.kept(was, kept.as_job())
+    if actual[2] == was.samples and now.given == was.given:
+        assert (again.size, again.samples) == (was.size, was.samples), "and back"
+
+
+def test_another_batch_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    jobs = [
+        {checkpoints.SAMPLES: training.samples, checkpoints.CUT: training.as_job()}
+        for training in (cut(2, 8), cut(1, 4))
+    ]
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.check_same(checkpoints.Checkpoint(tmp_path, jobs[0], False), jobs[1])
+    assert (
+        "samples in a step was 16 (processes 2 x batch size 8 x gradient_accumulation_steps 1) and "
+        "is 4 (processes 1 x batch size 4 x gradient_accumulation_steps 1)"
+    ) in str(caught.value)
+
+
+def finer(
+    lengths: list[int], now: Cut, *, couples: bool = False, **others: Any
+) -> tuple[batches.Training, Cut]:
+    """What `by_length` makes of steps of samples of these lengths."""
+    training = batches.Training(
+        samples=samples_of(lengths), size=now.size, accumulation=now.accumulation,
+        at_once=now.samples, world=World(processes=now.processes),
+    )  # fmt: skip
+    usual = {"torch_compile": False, "fsdp": "", "device": torch.device("cpu")}
+    args: Any = SimpleNamespace(**{**usual, **others})
+    model: Any = SimpleNamespace(config=BertConfig())
+    tokenizer: Any = SimpleNamespace(pad_token_id=0)
+    objective: Any = copy.copy(CLASSES)
+    objective.couples_samples = couples
+    return batch_layout.cut_by_length(
+        Loaded(
+            model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
+        ),
+        training,
+        now,
+    )
+
+
+def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
+    spread = np.random.default_rng(0).lognormal(5, 0.6, 333).astype(int).clip(4).tolist()
+    training, now = finer(spread, cut(1, 16, 2))
+    assert (now.size, now.accumulation, now.samples, now.given) == (4, 8, 32, (16, 2))
+    assert training.steps() == 11
+    lengths, longest = training.samples.lengths, []
+    for index in range(8):
+        ((rows, weight),) = training.epoch(0, False)[index]
+        assert (len(rows), weight) == (4, 32)
+        longest.append(lengths[rows].max())
+    assert longest == sorted(longest, reverse=True)
+    assert longest[-1] < longest[0] / 3
+    whole = packing.steps(lengths, 32, 0, 0, False)[0]
+    parts = [training.epoch(0, False)[position][0][0] for position in range(8)]
+    assert sorted(whole) == sorted(np.concatenate(parts))
+    assert finer(spread, cut(2, 6))[1].size == 3, "of parts that all have as many"
+    for unchanged in (
+        finer(spread, cut(1, 3)),
+        finer([50] * 333, cut(1, 16)),
+        finer([3, 9] * 166, cut(1, 16)),
+        finer(spread, cut(1, 16), couples=True),
+        finer(spread, cut(1, 16), torch_compile=True),
+        finer(spread, cut(1, 16), fsdp="full_shard"),
+        finer(spread, cut(1, 16), device=torch.device("meta")),
+    ):
+        assert unchanged[1].accumulation == unchanged[0].accumulation == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_cut_steps_learn_what_whole_ones_do(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    """In processes that share them, with sharded weights (accumulated, not cut), and resumed."""
+    drawn = random.Random(0)
+    rows = [
+        {
+            "text": " ".join(drawn.choices(WORDS, k=58 if index % 7 == 0 else 1 + index % 3)),
+            "label": "ab"[index % 2],
+        }
+        for index in range(88)
+    ]
+    channels = {"train": write(tmp_path / "in", rows)}
+    argv = ("--model_id", str(still_model), *ARGUMENTS, "--packing", "False", "--optim", "sgd")
+
+    def training(name: str, processes: int, *more: str, checkpoint: Path | None = None) -> Job:
+        parts = 2 if more == SHARDED else 1
+        cut = (
+            "--batch_size",
+            str(48 // processes // parts),
+            "--gradient_accumulation_steps",
+            str(parts),
+        )
+        job = Job(tmp_path / name, channels, (*argv, *cut, *more), {**preloaded, **QUICK})
+        if checkpoint:
+            shutil.copytree(checkpoint, job.checkpoints / checkpoint.name)
+        return job.finish(processes=processes)
+
+    one, sharded, two = training("one", 1), training("sharded", 2, *SHARDED), training("two", 2)
+    rest = training("rest", 1, checkpoint=one.checkpoints / "checkpoint-3")
+    for item in (one, sharded, two, rest):
+        expected = {step: sharded.losses[step] for step in item.losses}
+        assert item.losses == pytest.approx(expected, abs=1e-5), item.base
+        line = "48 samples a step (split by length into batches of "
+        assert (line in item.log) == (item is not sharded), item.log
+        for name, values in item.weights.items():
+            torch.testing.assert_close(values, one.weights[name], rtol=0, atol=1e-5)
+    assert rest.files == one.files
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_a_job_goes_on_in_another_world(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    """With the same samples in each step, and losses that are equal but for rounding."""
+    rows = [{"text": text, "label": label} for text, label in reviews(72)]
+    channels = {"train": write(tmp_path / "in", rows)}
+    argv = ("--model_id", str(still_model), *ARGUMENTS)
+
+    def training(name: str, size: int, *more: str) -> Job:
+        cut = ("--batch_size", str(size), *more)
+        return Job(tmp_path / name, channels, (*argv, *cut), {**preloaded, **QUICK})
+
+    one = training("one", 8).finish()
+    sharded = training("sharded", 4, *SHARDED).finish(processes=2)
+    assert len({round(loss, 3) for loss in one.losses.values()}) > 3, "steps can be told apart"
+    assert sharded.losses == pytest.approx(one.losses, rel=2e-4)
+    for begun, name, processes, size, more, line in (
+        (one, "1 to 2", 2, 8, (), "2 processes x 4 texts x 1 batch, before"),
+        (one, "1 to 2 sharded", 2, 8, SHARDED, "before into"),
+        (sharded, "sharded 2 to 3", 3, 4, SHARDED, "before into"),
+        (sharded, "sharded 2 to 1", 1, 4, SHARDED, "before into"),
+    ):
+        job = training(name, size, *more)
+        shutil.copytree(begun.checkpoints / "checkpoint-3", job.checkpoints / "checkpoint-3")
+        job.finish(processes=processes)
+        expected = {step: loss for step, loss in one.losses.items() if step > 3}
+        assert job.losses == pytest.approx(expected, rel=2e-4), name
+        assert re.search(r"a step's 8 texts are split into .*before into", job.log), name
+        assert line in job.log

@@ -1,4 +1,12 @@
+"""Devices, memory and processes of a training: what is chosen, shared and refused."""
+
 import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.errors import DeviceError, DistributedError
-from recipe.runtime import device
+from recipe.arguments import parse
+from recipe.errors import DeviceError, DistributedError, HyperparameterError, ModelError
+from recipe.runtime import device, distribution, memory
+from recipe.runtime.device import Device
+from recipe.runtime.distribution import Distribution
 from recipe.training import progress
+from tests.support import http_server
+from tests.support.jobs import QUICK, Job, write
+from tests.support.paths import CODE
+from tests.support.words import reviews
 
 
 def test_precision_comes_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +147,223 @@ def test_a_process_uses_its_gpu_whatever_its_number(
     device.settle_on_gpu(torch.device("cuda", 0), environ)
     assert (environ.get("ACCELERATE_BYPASS_DEVICE_MAP") == "true") == bypasses
     device.settle_on_gpu(torch.device("cpu"), {})
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "max\n"}, 32),
+        (
+            {"memory.max": f"{8 * 10**9}\n", "memory.current": f"{5 * 10**9}\n",
+             "memory.stat": f"anon {3 * 10**9}\ninactive_file {2 * 10**9}\n"},
+            5,
+        ),
+        (
+            {"memory/memory.limit_in_bytes": f"{4 * 10**9}\n", "memory/memory.stat": "total_inactive_file 0\n",
+             "memory/memory.usage_in_bytes": f"{10**9}\n"},
+            3,
+        ),
+    ],
+    ids=["no limit", "its cache is free", "control groups of version 1"],
+)  # fmt: skip
+def test_a_containers_limit_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    host = tmp_path / "meminfo"
+    host.write_text(f"MemTotal: {64 * 10**9 // 1024} kB\nMemAvailable: {32 * 10**9 // 1024} kB\n")
+    (tmp_path / "memory").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    assert memory.available(host, tmp_path) == expected * 10**9
+    assert memory.available(tmp_path / "none", tmp_path / "none") is None
+
+
+def output_of(code: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(CODE)}
+    command = [sys.executable, "-c", f"from recipe.runtime import memory\n{code}"]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_threads_share_one_arena_of_freed_memory(is_shared: bool) -> None:
+    output = output_of(f"""
+import ctypes, threading
+if {is_shared}:
+    memory.share_freed()
+together = threading.Barrier(8)
+def allocate():
+    kept = bytearray(10_000)
+    together.wait(60)
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+library = ctypes.CDLL(None)
+library.malloc_info(0, ctypes.c_void_p.in_dll(library, "stdout"))
+""")
+    assert (output.count("<heap nr=") == 1) == is_shared
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_memory_that_is_kept_is_not_mapped_again() -> None:
+    faults = [
+        int(
+            output_of(f"""
+import resource
+if {keeps}:
+    memory.keep_freed()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    memoryview(bytearray(40_000_000))[::4096].tolist()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+""")
+        )
+        for keeps in (True, False)
+    ]
+    # The heap grows a few times until such a block fits between what else lies on it.
+    assert faults[0] < faults[1] / 3
+
+
+@pytest.mark.parametrize(("count", "shown"), [(12, "12 B"), (4_200, "4.2 kB"), (1.5e10, "15 GB")])
+def test_a_size_is_never_zero_of_a_large_unit(count: float, shown: str) -> None:
+    assert memory.size(count) == shown
+
+
+def choose(processes: int, *argv: str, kind: str = "cpu") -> Distribution:
+    given = parse(argv)
+    on = Device(kind=kind, bf16=False, reason="", processes=processes, threads=None)
+    return distribution.choose(given.passed, given.compile, on)
+
+
+def write_data(folder: Path, count: int) -> dict[str, Path]:
+    return {
+        "train": write(folder, [{"text": text, "label": label} for text, label in reviews(count)])
+    }
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--mp_parameters", "partitions=2,ddp=True"), ("--mp_parameters", '{"partitions": 2}'),
+     ("--fsdp", "True"), ("--fsdp", "full_shard")],
+)  # fmt: skip
+def test_sharding_is_by_fsdp2(argv: tuple[str, str]) -> None:
+    chosen = choose(2, *argv)
+    assert chosen.arguments == {"fsdp_config": {"version": 2}}
+    assert chosen.notes[0].endswith("sharded over 2 processes (FSDP2)")
+    for processes, kind in ((1, "cpu"), (2, "xla")):
+        alone = choose(processes, *argv, kind=kind)
+        assert alone.arguments == {"fsdp": False} and "fsdp has no effect" in alone.notes[0]
+
+
+def test_another_version_of_fsdp_is_refused() -> None:
+    """The log would name FSDP2, and accelerate would shard by FSDP1."""
+    with pytest.raises(HyperparameterError, match="fsdp_config has version 1, but"):
+        choose(2, "--fsdp", "True", "--fsdp_config", '{"version": 1}')
+
+
+@pytest.mark.parametrize(
+    "argv", [("--mp_parameters", ""), ("--mp_parameters", "{}"), ("--fsdp", "false")]
+)
+def test_nothing_is_sharded_unless_asked_for(argv: tuple[str, str]) -> None:
+    assert choose(2, *argv) == Distribution()
+
+
+def test_fsdp_of_one_process_shards_nothing(
+    tmp_path: Path, tiny_model: Path, preloaded: dict[str, str]
+) -> None:
+    channels = write_data(tmp_path / "in", 20)
+    arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--fsdp", "full_shard"]
+    job = Job(tmp_path, channels, arguments, {**preloaded, **QUICK}).finish()
+    assert "fsdp has no effect with one process" in job.log
+
+
+@pytest.mark.heavy
+def test_a_model_is_compiled(tmp_path: Path, tiny_model: Path) -> None:
+    channels = write_data(tmp_path / "in", 20)
+    arguments = [
+        "--model_id",
+        str(tiny_model),
+        "--max_steps",
+        "2",
+        "--batch_size",
+        "4",
+        "--compile",
+    ]
+    # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
+    arguments += ["--torch_compile_backend", "eager"]
+    done = Job(tmp_path, channels, arguments, QUICK).finish(TORCH_LOGS="dynamo")
+    assert "torch.compile is on; batch size and learning rate" in done.log
+    assert "start tracing" in done.errors
+    assert not [name for name in done.weights if "_orig_mod" in name]
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.long
+def test_compiled_and_packed_trains_to_the_same_losses(
+    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
+) -> None:
+    channels = write_data(tmp_path / "in", 60)
+    arguments = ["--model_id", str(still_model), "--max_steps", "8", "--batch_size", "8"]
+    arguments += ["--lr", "1e-2", "--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
+    losses = {}
+    for name, more in (("plain", []), ("compiled", ["--compile"])):
+        job = Job(tmp_path / name, channels, arguments, {**preloaded, **QUICK})
+        job.finish(*more, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+        assert "samples packed into" in job.log
+        matches = re.findall(r"'(?:eval_)?loss': ([^,}]+)", job.log)
+        losses[name] = [float(loss) for loss in matches]
+    assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"
+    assert len(losses["plain"]) == 8 + 2  # steps, and an evaluation after each epoch
+    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_what_compiles_depends_on_the_device() -> None:
+    assert choose(1) == Distribution()
+    assert choose(1, "--compile", kind="cuda").arguments == {"torch_compile": True}
+    xla = choose(2, "--compile", kind="xla")
+    assert xla.arguments == {}
+    assert xla.notes == ("torch.compile is off: torch-xla compiles without it",)
+    compiled = choose(2, "--compile", kind="neuron")
+    assert compiled.arguments == {"torch_compile": True, "torch_compile_backend": "neuron"}
+    with pytest.raises(HyperparameterError, match="only with SimpleFSDP"):
+        choose(2, "--fsdp", "True", "--compile", kind="neuron")
+
+
+def test_the_token_reaches_the_hub_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    credentials: set[str | None] = set()
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            credentials.add(self.headers.get("Authorization"))
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")  # which is not asked for again
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    channels = write_data(tmp_path / "in", 20)
+    arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]
+    with http_server.running(Refuse) as port:
+        url = f"http://127.0.0.1:{port}"
+        files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        # Without it, the library would ask huggingface.co, again and again.
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        with pytest.raises(ModelError, match="'some/model' cannot be loaded") as refused:
+            Job(tmp_path, channels, arguments).run_here()
+    assert "Bearer hf_planted" in credentials
+    assert "hf_planted" not in str(refused.value) + "".join(capfd.readouterr())
+
+
+def test_a_secret_is_in_no_message() -> None:
+    assert "hf_planted" not in repr(parse(["--huggingface_token", "hf_planted"]))
+    for argv in (["--hf_token", "a", "--hf_token", "hf_planted"], ["--my_token", "hf_planted"]):
+        with pytest.raises(HyperparameterError) as caught:
+            parse(argv)
+        assert "hf_planted" not in str(caught.value)

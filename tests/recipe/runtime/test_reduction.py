@@ -1,6 +1,7 @@
 """Processes of a job: gradients as DDP sums them, with fewer numbers sent; waiting for a host's
 first process, beside a collective's time-out."""
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -22,54 +23,48 @@ ROWS, WIDTH = 20_000, 64
 
 
 class Model(nn.Module):
-    """A large embedding, maybe the output's weight too, and a product."""
+    """A large embedding, maybe the output's weight too, and products: several buckets of gradients."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ROWS, WIDTH)
-        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH * (1 + n % 2), 2 * WIDTH) for n in range(6))
         self.tied = tied
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.middle(self.embedding(ids)).tanh()
-        return hidden @ self.embedding.weight.T if self.tied else hidden
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            hidden = layer(hidden[..., : layer.in_features]).tanh()
+        return hidden[..., :WIDTH] @ self.embedding.weight.T if self.tied else hidden
 
 
-def gradients(rank: int, tied: bool, by_rows: bool, accumulate: int) -> tuple[Any, int]:
-    """Those of one step, and how many numbers were sent for it."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model(tied))
-    sent = 0
-    summed = dist.all_reduce
+def process(rank: int, folder: str, world: int, tied: bool, accumulate: int) -> None:
+    """Save the gradients of two steps as DDP sums them, of two by rows, and the numbers sent for these."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    sent, summed, results = [0], dist.all_reduce, []
 
     def counted(values: torch.Tensor, **options: Any) -> Any:
-        nonlocal sent
-        sent += values.numel()
+        sent[0] += values.numel()
         return summed(values, **options)
 
-    if by_rows:
-        ddp_hook.sum_touched_rows(model)
-    dist.all_reduce = counted
-    try:
-        for number in range(accumulate):
-            ids = torch.arange(100) * (rank + 2) + number
-            if number < accumulate - 1:
-                with model.no_sync():
+    for by_rows in (False, True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Model(tied), bucket_cap_mb=1)
+        if by_rows:
+            ddp_hook.sum_touched_rows(model)
+            dist.all_reduce = counted
+        for _ in range(2):  # DDP lays its buckets out anew between the two
+            model.zero_grad(set_to_none=True)
+            for number in range(accumulate):
+                with model.no_sync() if number < accumulate - 1 else contextlib.nullcontext():
+                    ids = torch.arange(100) * (rank + 2) + number
                     model(ids).square().mean().backward()
-            else:
-                model(ids).square().mean().backward()
-    finally:
-        dist.all_reduce = summed
-    return [weight.grad for weight in model.parameters()], sent
-
-
-def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    expected, _ = gradients(rank, tied, False, accumulate)
-    actual = gradients(rank, tied, True, accumulate)
-    torch.save((expected, *actual), f"{folder}/{rank}.pt")
+            results.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
+    dist.all_reduce = summed
+    torch.save((results, sent[0]), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -79,12 +74,27 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
     [(False, 3), pytest.param(True, 1, marks=pytest.mark.heavy)],
 )
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
-    run_processes(process, (str(tmp_path), tied, accumulate), 2)
+    run_processes(process, (str(tmp_path), 2, tied, accumulate), 2)
     for rank in range(2):
-        expected, loaded, sent = torch.load(tmp_path / f"{rank}.pt")
-        assert all(torch.equal(*pair) for pair in zip(expected, loaded, strict=True))
-        whole = sum(weight.numel() for weight in expected)
+        (*expected, first, second), sent = torch.load(tmp_path / f"{rank}.pt")
+        for theirs, ours in zip(expected, (first, second), strict=True):
+            assert all(map(torch.equal, theirs, ours))
+        whole = 2 * sum(weight.numel() for weight in first)
         assert sent > whole if tied else sent < whole / 10
+
+
+@pytest.mark.heavy
+@pytest.mark.long
+def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None:
+    run_processes(process, (str(tmp_path), 3, False, 1), 3)
+    ranks = [torch.load(tmp_path / f"{rank}.pt")[0] for rank in range(3)]
+    ddps, ddps_next, first, second = ranks[0]
+    for one, other in ((first, second), (first, ranks[1][2]), (first, ranks[2][3])):
+        assert all(map(torch.equal, one, other))
+    for one, other in zip(ddps, first, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
+    # What it is for: DDP's own sums are not those of its first step.
+    assert not all(map(torch.equal, ddps, ddps_next))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -105,54 +115,6 @@ def test_a_sum_that_fails_ends_the_step(
             model(torch.arange(100)).square().mean().backward()
     finally:
         dist.destroy_process_group()
-
-
-class Deep(nn.Module):
-    """More than one bucket of gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(ROWS, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH * (1 + n % 2), 2 * WIDTH) for n in range(6))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(ids)
-        for layer in self.layers:
-            hidden = layer(hidden[..., : layer.in_features]).tanh()
-        return hidden
-
-
-def process_of_three(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
-    results = []
-    for by_rows in (False, True):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Deep(), bucket_cap_mb=1)
-        if by_rows:
-            ddp_hook.sum_touched_rows(model)
-        for _ in range(2):  # DDP lays its buckets out anew between the two
-            model.zero_grad(set_to_none=True)
-            model(torch.arange(300) * (rank + 2)).square().mean().backward()
-            results.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None:
-    run_processes(process_of_three, (str(tmp_path),), 3)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
-    ddps, ddps_next, first, second = ranks[0]
-    for one, other in ((first, second), (first, ranks[1][2]), (first, ranks[2][3])):
-        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
-    for one, other in zip(ddps, first, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
-    # What it is for: DDP's own sums are not those of its first step.
-    assert not all(torch.equal(*pair) for pair in zip(ddps, ddps_next, strict=True))
 
 
 TIMEOUT = 3.0

@@ -1,16 +1,24 @@
 """Results are written whole or not at all; disks that are full or read-only, really mounted."""
 
-from collections.abc import Callable, Mapping
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from recipe.errors import CheckpointError, OutputError
-from recipe.storage import atomic, checkpoints
+from recipe.errors import CheckpointError, ModelError, OutputError
+from recipe.inference import registry
+from recipe.storage import atomic, checkpoints, checksums, number_files
 from tests.support.jobs import Job
 from tests.support.mounts import Mount, mounted
+from tests.support.paths import CODE
 from tests.support.words import write_reviews
 
 
@@ -143,3 +151,165 @@ def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     for words in (str(output), "0.0 MB were free", "metrics.json are already written"):
         assert words in line
     assert [path.name for path in output.iterdir()] == ["metrics.json"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 9000)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "README.md").write_text("a card, which people edit")
+    checksums.write(tmp_path)
+    return tmp_path
+
+
+def look(folder: Path) -> None:
+    with checksums.verified(str(folder)):
+        pass
+
+
+def test_sha256sum_reads_what_is_written(folder: Path) -> None:
+    done = subprocess.run(
+        ["sha256sum", "-c", checksums.NAME], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["config.json: OK", "model.safetensors: OK"]
+
+
+def test_files_that_are_as_they_were_written_and_others_beside_them_pass(folder: Path) -> None:
+    (folder / "README.md").write_text("a card")
+    look(folder)
+    look(folder / "no such folder")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", checksums.NAME])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_bit_is_seen_wherever_it_is(folder: Path, name: str, bit: int) -> None:
+    content = (folder / name).read_bytes()
+    for offset in (0, len(content) // 2, len(content) - 1):
+        damaged = bytearray(content)
+        damaged[offset] ^= 1 << bit
+        (folder / name).write_bytes(damaged)
+        if name == checksums.NAME and offset == len(content) - 1:
+            continue  # The last line's end: all sums are still there, or the name is longer.
+        with pytest.raises(ModelError, match=r"cannot be loaded: .*SHA256SUMS"):
+            look(folder)
+    (folder / name).write_bytes(content)
+    look(folder)
+
+
+def test_a_file_that_is_gone_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors is missing, which SHA256SUMS lists"):
+        look(folder)
+
+
+def test_a_name_that_no_file_can_have_is_missing(folder: Path) -> None:
+    (folder / checksums.NAME).write_text(f"{'0' * 64}  {'n' * 300}\n")
+    with pytest.raises(ModelError, match=r"nnn is missing"):
+        look(folder)
+
+
+def test_sums_lead_nowhere_else(folder: Path) -> None:
+    """A file like /dev/zero never ends."""
+    for name in ("../secret", "/dev/zero", "a\\b"):
+        (folder / checksums.NAME).write_text(f"{'0' * 64}  {name}\n")
+        with pytest.raises(ModelError, match="invalid line"):
+            look(folder)
+    (folder / "endless").symlink_to("/dev/zero")
+    (folder / checksums.NAME).write_text(f"{'0' * 64}  endless\n")
+    with pytest.raises(ModelError, match="endless is missing"):
+        look(folder)
+
+
+def test_damage_is_told_in_the_stead_of_what_it_made_go_wrong(folder: Path) -> None:
+    (folder / "config.json").write_text("[")
+    with (
+        pytest.raises(ModelError, match=r"config\.json has changed"),
+        checksums.verified(str(folder)),
+    ):
+        raise ValueError("Expecting value")
+
+
+def test_a_changed_weight_is_never_served(tmp_path: Path, tiny_model: Path) -> None:
+    location = tmp_path / "model"
+    location.mkdir()
+    for path in tiny_model.iterdir():
+        (location / path.name).write_bytes(path.read_bytes())
+    checksums.write(location)
+    environ = {"HF_TASK": "feature-extraction"}
+    registry.load(str(location), environ)
+    weights = bytearray((location / "model.safetensors").read_bytes())
+    weights[-100] ^= 1
+    (location / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ModelError) as caught:
+        registry.load(str(location), environ)
+    assert re.search(r"model\.safetensors has changed .*Copy its files again", str(caught.value))
+
+
+KEY = "0123456789abcdef" * 2
+WRITER = """
+import sys, pathlib, numpy as np
+from recipe.storage import number_files
+def parts():
+    for _ in range(3):
+        yield {"ids": np.ones(100_000, np.int32)}
+    print("half", flush=True)
+    sys.stdin.readline()
+    yield {"ids": np.ones(100_000, np.int32)}
+number_files.write(pathlib.Path(sys.argv[1]), parts())
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A process that has written half of its numbers, and waits for a line."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], env={**os.environ, "PYTHONPATH": str(CODE)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert writer.stdout is not None and writer.stdout.readline() == "half\n"
+    return writer
+
+
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with start(tmp_path / KEY) as writer:
+        yield writer
+        writer.kill()
+
+
+def one_number(folder: Path) -> None:
+    number_files.write(folder, [{"ids": np.ones(1, np.int32)}])
+
+
+def test_what_a_killed_writer_left_goes_after_an_hour_and_a_living_one_goes_on(
+    tmp_path: Path, living: subprocess.Popen[str]
+) -> None:
+    def grown_old(folder: Path) -> None:
+        long_ago = time.time() - 2 * number_files._SILENT_SECONDS
+        for path in [folder, *folder.rglob("*")]:
+            os.utime(path, (long_ago, long_ago))
+
+    def names(folder: Path) -> set[str]:
+        """Without what was drawn at random."""
+        return {path.name.partition(".")[0] for path in folder.iterdir()}
+
+    with start(tmp_path / "other") as killed:
+        killed.kill()
+    one_number(tmp_path / "third")
+    assert names(tmp_path) == {KEY, "other", "third"}
+    grown_old(next(tmp_path.glob("other.*")))
+    one_number(tmp_path / "fourth")
+    assert names(tmp_path) == {KEY, "third", "fourth"}
+    living.communicate("on\n")
+    assert living.returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {KEY, "third", "fourth"}
+    assert number_files.read(tmp_path / KEY)["ids"].sum() == 400_000
+
+
+def test_the_first_of_two_writers_of_the_same_numbers_wins(
+    tmp_path: Path, living: subprocess.Popen[str]
+) -> None:
+    one_number(tmp_path / KEY)
+    living.communicate("on\n")
+    assert living.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == [KEY]
+    assert number_files.read(tmp_path / KEY)["ids"].tolist() == [1]

@@ -2,15 +2,12 @@
 failure costs."""
 
 import base64
-import contextlib
 import json
-import re
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,106 +21,82 @@ from tests.support.words import write_reviews
 TOKEN = "hf_planted0123456789planted"
 
 
-@dataclass
-class PushHub:
-    """The pushed files, and the requests to refuse."""
+NAME = "team/reviews"
+ARGV = ["--push_to_hub", "True", "--hub_model_id", NAME]
 
-    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    private: dict[str, bool] = field(default_factory=dict)
-    refuses: str = ""
+
+class Hub(BaseHTTPRequestHandler):
+    """The requests of a push of small files, by what its class keeps."""
+
+    protocol_version = "HTTP/1.1"
+    repositories: ClassVar[dict[str, dict[str, bytes]]] = {}
+    private: ClassVar[dict[str, bool]] = {}
+    refuses = ""
     """Paths that contain this are answered 403; empty: none."""
-    port: int = 0
+    address = ""
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def do_GET(self) -> None:
+        body, path = http_server.read_body(self), self.path.partition("?")[0]
+        status, value = self.answer(path, body)
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-    def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any]:
+    do_POST = do_PUT = do_GET
+
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         if self.refuses and self.refuses in path:
             return 403, {"error": "You have read access only."}
-        if token != f"Bearer {TOKEN}":
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid user token."}
+        url, files = f"{self.address}/{NAME}", self.repositories.get(NAME)
         if path == "/api/repos/create":
+            if files is not None:
+                return 409, {"error": "You already created this model repo", "url": url}
             values = json.loads(body)
-            name = "/".join(filter(None, [values.get("organization") or "me", values["name"]]))
-            if name in self.repositories:
-                return 409, {"error": "You already created this model repo", "url": self.url(name)}
-            self.repositories[name] = {".gitattributes": b""}
-            self.private[name] = bool(
+            assert f"{values['organization']}/{values['name']}" == NAME
+            self.repositories[NAME] = {".gitattributes": b""}
+            self.private[NAME] = bool(
                 values.get("private") or values.get("visibility") == "private"
             )
-            return 200, {"url": self.url(name), "name": name}
+            return 200, {"url": url, "name": NAME}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
-        match = re.match(r"/api/models/(\w[\w-]*/[\w.-]+)/(\w+)", path)
-        if match is None or match[1] not in self.repositories:
+        if files is None or not path.startswith(f"/api/models/{NAME}"):
             return 404, {"error": f"no {path}"}
-        files = self.repositories[match[1]]
-        if match[2] == "preupload":
-            files_to_send = json.loads(body)["files"]
+        if "/preupload/" in path:
             how = {"uploadMode": "regular", "shouldIgnore": False}
-            return 200, {"files": [{**file, **how} for file in files_to_send]}
-        if match[2] == "tree":
-            kept = [
+            return 200, {"files": [{**file, **how} for file in json.loads(body)["files"]]}
+        if "/tree/" in path:
+            return 200, [
                 {"type": "file", "path": n, "size": len(b), "oid": "0"} for n, b in files.items()
             ]
-            return 200, kept
-        if match[2] == "commit":
+        if "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
                     files[value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "deletedFile":
                     del files[value["path"]]
-            url = f"{self.url(match[1])}/commit/{'0' * 40}"
-            return 200, {"commitUrl": url, "commitOid": "0" * 40}
-        return 200, {"sha": "0" * 40, "id": match[1], "siblings": []}
+            return 200, {"commitUrl": f"{url}/commit/{'0' * 40}", "commitOid": "0" * 40}
+        return 200, {"sha": "0" * 40, "id": NAME, "siblings": []}
 
-    def url(self, name: str) -> str:
-        return f"{self.address}/{name}"
-
-
-@contextlib.contextmanager
-def running_hub() -> Iterator[PushHub]:
-    """Yield the hub, served on a free port."""
-    hub = PushHub()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = http_server.read_body(self)
-            path = self.path.partition("?")[0]
-            status, value = hub.answer(
-                self.command, path, self.headers.get("Authorization", ""), body
-            )
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_PUT = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http_server.running(Handler) as hub.port:
-        yield hub
-
-
-NAME = "team/reviews"
-ARGV = ["--push_to_hub", "True", "--hub_model_id", NAME]
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushHub]:
-    with running_hub() as server:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    served = type("Served", (Hub,), {"repositories": {}, "private": {}})
+    with http_server.running(served) as port:
+        served.address = f"http://127.0.0.1:{port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", served.address)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.address)
-        yield server
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", served.address)
+        yield served
 
 
 def prepared(*more: str, **environ: str) -> pushing.Repository:
@@ -144,7 +117,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_whole_folder_is_pushed_and_what_it_replaces_is_gone(
-    hub: PushHub, model: Path, capsys: pytest.CaptureFixture[str]
+    hub: type[Hub], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = prepared("--hub_token", TOKEN)
     assert hub.private[NAME] and repository.name == NAME
@@ -163,7 +136,7 @@ def test_the_whole_folder_is_pushed_and_what_it_replaces_is_gone(
 
 
 def test_a_failure_after_training_is_said_and_raises_nothing(
-    hub: PushHub, model: Path, capsys: pytest.CaptureFixture[str]
+    hub: type[Hub], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = prepared(HF_TOKEN=TOKEN)
     hub.refuses = "/commit/"
@@ -175,7 +148,7 @@ def test_a_failure_after_training_is_said_and_raises_nothing(
 
 
 def test_a_hub_that_does_not_end_is_not_waited_for(
-    hub: PushHub, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hub: type[Hub], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = prepared(HF_TOKEN=TOKEN)
     monkeypatch.setattr(pushing, "MOST_SECONDS", 0.1)
@@ -186,7 +159,7 @@ def test_a_hub_that_does_not_end_is_not_waited_for(
     assert "was not pushed to the hub (team/reviews): not within 0.1 s." in capsys.readouterr()[0]
 
 
-def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
+def test_a_public_repository_and_one_that_is_there(hub: type[Hub]) -> None:
     prepared("--hub_private_repo", "False", "--hf_token", TOKEN)
     assert not hub.private[NAME]
     assert prepared("--hub_token", TOKEN).name == NAME
@@ -210,7 +183,7 @@ def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
     ],
 )
 def test_what_would_fail_after_training_fails_before(
-    hub: PushHub, environ: dict[str, str], refuses: str, says: str
+    hub: type[Hub], environ: dict[str, str], refuses: str, says: str
 ) -> None:
     hub.refuses = refuses
     with pytest.raises(HyperparameterError, match=f"hub_model_id.*{says}"):
@@ -228,7 +201,7 @@ def test_what_is_asked_for_in_vain_is_said() -> None:
 
 
 def test_a_job_pushes_its_model(
-    tmp_path: Path, tiny_model: Path, hub: PushHub, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
 ) -> None:
     channels = {"train": write_reviews(tmp_path / "in" / "train.csv", 40).parent}
     argv = (*ARGV, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2")

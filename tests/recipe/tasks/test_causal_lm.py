@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
@@ -20,6 +21,7 @@ from recipe.plan import batch_layout
 from recipe.plan.table import Table
 from recipe.storage import atomic
 from recipe.task_table import TASKS
+from recipe.tokenization import chat
 from recipe.tokenization import documents as causal_tokens
 from recipe.training import preflight
 from tests.support import causal_kit
@@ -441,3 +443,102 @@ def test_a_served_chat_model_stops_where_its_template_ends_a_turn(
     answers = Handlers(job.model).ask({"inputs": prompts, "parameters": parameters})
     texts = [entry["generated_text"].removesuffix("<|im_end|>") for (entry,) in answers]
     assert texts == ["(thought)catcatcat", "(thought)dog", "(thought)no"]
+
+
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' +"
+    " m['role'] + ' ' + m['content'] }}{% for call in m.tool_calls %}{{ call.function.name + ' ' +"
+    " call.function.arguments | tojson }}{% endfor %}{{ '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "paint", "parameters": {"type": "object"}}}]
+
+
+def calling(arguments: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "paint", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "paint it"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "done"},
+        {"role": "assistant", "content": "it is red"},
+    ]
+
+
+def read_talks(folder: Path, *rows: dict[str, Any]) -> list[Any]:
+    """The conversations of the training channel, as they are kept."""
+    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    channels = {
+        name: write(folder / name, lines)
+        for name, lines in {"train": rows, "validation": [{"messages": plain}]}.items()
+    }
+    texts = language_modeling.load(channels, Hyperparameters(), TASKS["causal-lm"])
+    assert "not read" not in "\n".join(texts.notes), "of which tools are a part"
+    return [json.loads(text) for text in texts.train["messages"]]
+
+
+def test_calls_and_tools_are_learned_as_the_template_writes_them(tmp_path: Path) -> None:
+    """Of the assistant's turns alone; whether they come as objects or as JSON."""
+    tokenizer = causal_kit.make_tokenizer()
+    tokenizer.chat_template = CALLS
+    kept = read_talks(
+        tmp_path,
+        {"messages": calling({"colour": "red"}), "tools": TOOLS},
+        {"messages": calling({"colour": "red"})},
+    )
+    (as_json,) = read_talks(
+        tmp_path / "json", {"messages": calling('{"colour": "red"}'), "tools": json.dumps(TOOLS)}
+    )
+    assert sorted(kept, key=len) == [as_json, as_json["messages"]]
+    (written,) = chat.write(tokenizer, **as_json)
+    assert isinstance(written, chat.Written)
+    text = "".join(part for part, _ in written.parts)
+    assert text == tokenizer.apply_chat_template(as_json["messages"], tools=TOOLS, tokenize=False)
+    assert [part for part, is_learned in written.parts if is_learned] == [
+        'paint {"colour": "red"}</s>', "it is red</s>"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ignored", ["tools", "tool_calls"])
+def test_a_template_that_ignores_them_is_refused(ignored: str) -> None:
+    tokenizer = causal_kit.make_tokenizer()
+    tokenizer.chat_template = CALLS.replace(ignored, "nothing")
+    with pytest.raises(TemplateError, match=f"it ignores {ignored}"):
+        chat.write(tokenizer, [{**one, "content": one["content"] or ""} for one in calling({"a": 1})],
+                   tools=TOOLS)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turn", "ignored"),
+    [
+        ({"role": "user", "content": "see", "images": ["a.png"]}, "images"),
+        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "assistant", "content": "so", "reasoning_content": "as"}, "reasoning_content"),
+        ({"role": "system", "content": "be kind"}, "message 2 .* of the role system"),
+    ],
+)
+def test_a_template_that_ignores_a_part_of_a_turn_is_refused(
+    turn: dict[str, Any], ignored: str
+) -> None:
+    tokenizer = causal_kit.make_tokenizer()
+    skip = "{% for m in messages if m['role'] != 'system' %}"
+    tokenizer.chat_template = CALLS.replace("{% for m in messages %}", skip)
+    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    chat.write(tokenizer, [*plain, *plain])
+    with pytest.raises(TemplateError, match=f"it ignores {ignored}"):
+        chat.write(tokenizer, [*plain, turn, *plain])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"messages": calling({"a": 1})}, {"messages": calling({"b": 1})}], "null values"),
+        ([{"messages": calling("red")}], "a tool call that cannot be read"),
+        ([{"messages": calling({"a": 1}), "tools": "paint"}], "not a list of objects"),
+    ],
+)
+def test_calls_that_may_be_misread_are_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], words: str
+) -> None:
+    """Keys that only other rows have come as nulls, for example."""
+    with pytest.raises(DataError, match=words):
+        read_talks(tmp_path, *rows)

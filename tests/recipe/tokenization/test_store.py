@@ -11,7 +11,8 @@ import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from recipe.data.files import spool
 from recipe.errors import DataError, OutputError
@@ -20,6 +21,7 @@ from recipe.tasks.masked_lm.spec import Options
 from recipe.tasks.question_answering import tokens as windows
 from recipe.tasks.token_classification import tokens as words
 from recipe.tokenization import chat, documents, store, texts
+from recipe.tokenization.encoding import beginning
 from tests.support import causal_kit, serving_kit
 from tests.support.mounts import Mount
 
@@ -209,6 +211,16 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
         return serving_kit.tokenizer()
     if kind == "in Python":
         return ByT5Tokenizer()
+    if kind == "Unigram":
+        model = Tokenizer(models.Unigram())
+        model.pre_tokenizer = pre_tokenizers.Metaspace()
+        model.train_from_iterator(
+            ["the film abc é中 .,' 0"] * 9,
+            trainers.UnigramTrainer(
+                vocab_size=60, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+            ),
+        )
+        return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=10_000)
     made = AutoTokenizer.from_pretrained(tiny_model)
     if kind == "left":
         made.truncation_side = "left"
@@ -235,7 +247,7 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
     ("kind", "pairs"),
     [
         ("words", False), ("words", True), ("bytes", False), ("spelling", False),
-        ("in Python", False), ("left", False), ("left", True), ("whole specials", False),
+        ("in Python", False), ("Unigram", False), ("bytes", True), ("left", False), ("left", True), ("whole specials", False),
         ("of its own", False), ("of its own", True),
     ],
 )  # fmt: skip
@@ -243,7 +255,8 @@ def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Pat
     draw = random.Random(f"{kind} {pairs}")
 
     def some_text() -> str:
-        return "".join(draw.choices(LETTERS, k=draw.choice([0, 1, 5, 20, 20, 60, 90])))
+        # The longest have more characters than are read of a text where that decides.
+        return "".join(draw.choices(LETTERS, k=draw.choice([0, 1, 5, 20, 20, 60, 90, 700])))
 
     columns: dict[str, list[Any]] = {"text": [some_text() for _ in range(100)]}
     if pairs:
@@ -261,6 +274,16 @@ def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Pat
     if actual.types is not None:
         types = [actual.types[actual.span(row)].tolist() for row in rows]
         assert types == expected["token_type_ids"]
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes", "Unigram"])
+def test_of_megabytes_only_the_beginning_is_read(kind: str, tiny_model: Path) -> None:
+    tokenizer = tokenizers(kind, tiny_model)
+    assert len(beginning(tokenizer, "film " * 400_000, 16)) == 16 * 16
+    spaces = " " * 100_000 + "film"
+    assert beginning(tokenizer, spaces, 16) in (spaces, spaces[: 16 * 16])
+    tokenizer.truncation_side = "left"
+    assert beginning(tokenizer, spaces, 16) == spaces
 
 
 def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> None:
