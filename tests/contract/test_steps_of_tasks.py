@@ -49,18 +49,17 @@ def start(
     return Start(job, base, preloaded)
 
 
-def stop(job: Job, line: str, step: int) -> None:
-    """Run a job until it prints a line, when it gets SIGTERM and ends the step."""
-    assert job.interrupt(line).codes == {STOPPED}, job.log + job.errors
-    assert f"stopped at step {step} of {STEPS}" in job.log
-    assert job.metrics["partial"] == {"step": step, "stopped_at": step, "of_steps": STEPS}
-    card = (job.model / "README.md").read_text()
-    assert f"A partial model: training stopped after step {step} of {STEPS}" in card
-
-
 # peft asks for it.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_stopped_and_resumed_training_ends_with_the_same_bytes(start: Start) -> None:
+    def stop(job: Job, line: str, step: int) -> None:
+        """Run a job until it prints a line, when it gets SIGTERM and ends the step."""
+        assert job.interrupt(line).codes == {STOPPED}, job.log + job.errors
+        assert f"stopped at step {step} of {STEPS}" in job.log
+        assert job.metrics["partial"] == {"step": step, "stopped_at": step, "of_steps": STEPS}
+        card = (job.model / "README.md").read_text()
+        assert f"A partial model: training stopped after step {step} of {STEPS}" in card
+
     argv = ("--batch_size", str(tasks.BATCH), "--lr", "3e-3")
     whole = start.training("undisturbed", 0.1, *argv).finish()
     assert list(whole.losses) == list(range(1, STEPS + 1))

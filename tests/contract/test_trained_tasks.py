@@ -25,10 +25,6 @@ SETTINGS = {
     "batch_size": str(tasks.BATCH), "epochs": "2", "lr": "3e-3", "logging_steps": "1",
     "bf16": "False",
 }  # fmt: skip
-ANSWERED = 5
-SERVED = ("text-classification", "causal-lm", "image-classification")
-TOLERANCE = 1e-4
-"""Of scores by float32, between batches of other shapes."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,10 @@ def test_the_served_answer_is_that_of_the_plain_library(
     trained: Trained, preloaded: Mapping[str, str]
 ) -> None:
     """By a server for a body of each kind, and by the handlers that it calls."""
+    ANSWERED = 5
+    SERVED = ("text-classification", "causal-lm", "image-classification")
+    # Of scores by float32, between batches of other shapes.
+    TOLERANCE = 1e-4
     rows = trained.job.rows(ANSWERED, seed=2)
     body, expected = trained.job.answer(trained.model, rows)
     request = (body, "image/png") if isinstance(body, bytes) else body
@@ -149,6 +149,12 @@ def test_doctor_prints_the_plan_that_is_executed(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`amphora doctor` itself is in tests/amphora/training/test_doctor.py."""
+
+    def plain(detail: str, reason: str = "") -> str:
+        """Return a row of a plan without the share of padding, which doctor finds in some of the rows."""
+        row = f"{detail} ({reason})" if reason else detail
+        return re.sub(r"[\d.]+% padding", "padding", row)
+
     from recipe.training import preflight
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -165,12 +171,6 @@ def test_doctor_prints_the_plan_that_is_executed(
     # The layout of an evaluation depends on its rows, of which doctor reads the first.
     planned = {(what, plain(row.removeprefix("WARNING: "))) for what, row in rows}
     assert {row for row in planned if row[0] != "evaluation"} - reported == set()
-
-
-def plain(detail: str, reason: str = "") -> str:
-    """Return a row of a plan without the share of padding, which doctor finds in some of the rows."""
-    row = f"{detail} ({reason})" if reason else detail
-    return re.sub(r"[\d.]+% padding", "padding", row)
 
 
 def test_a_wrong_row_is_refused_with_its_file_and_line(trained: Trained, tmp_path: Path) -> None:

@@ -9,9 +9,6 @@ import transformers
 
 from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close, save
 
-BYTES = {piece: index for index, piece in enumerate(
-    ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS])}  # fmt: skip
-
 
 def saved(folder: Path, tokenizer: Any, kind: str, config: Any) -> Any:
     torch.manual_seed(0)
@@ -22,6 +19,8 @@ def saved(folder: Path, tokenizer: Any, kind: str, config: Any) -> Any:
 
 
 def test_longformer_answers_questions(tmp_path: Path) -> None:
+    BYTES = {piece: index for index, piece in enumerate(
+        ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS])}  # fmt: skip
     tokenizer = transformers.RobertaTokenizer(vocab=BYTES, merges=[], model_max_length=64)
     config = transformers.LongformerConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,

@@ -223,10 +223,6 @@ def ask(served: Handlers, path: str = "/v1/completions", **body: Any) -> Any:
     return served.post(path, {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, **body})
 
 
-def prompt_ids(model: Any) -> list[int]:
-    return list(model.loaded.tokenizer(PROMPT)["input_ids"])
-
-
 def test_a_streams_pieces_are_the_text(served: Handlers) -> None:
     for seed in range(3):
         body = {"temperature": 1, "seed": seed, "stop": ["e", "n"]}
@@ -240,6 +236,10 @@ def test_a_streams_pieces_are_the_text(served: Handlers) -> None:
 def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(model: Any, follows: bool) -> None:
     """Llama 2's tokenizer decodes what is written to "good" by itself, and behind the prompt to
     " good"; by itself it would stand as "the filmgood"."""
+
+    def prompt_ids(model: Any) -> list[int]:
+        return list(model.loaded.tokenizer(PROMPT)["input_ids"])
+
     reader: Any = model.loaded.tokenizer
     ids = prompt_ids(model)
     number = reader(f"{PROMPT} good, said")["input_ids"][len(ids)]

@@ -18,13 +18,6 @@ from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
 from tests.support.serving_kit import Handlers, predict, request, save
 
 TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]
-SETTINGS: list[dict[str, Any]] = [
-    {"num_beams": 1, "max_new_tokens": 10},
-    {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 0.5},
-    {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 8, "temperature": 1.5},
-    {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 6},
-    {"num_beams": 1, "min_length": 5, "max_length": 9, "repetition_penalty": 1.3},
-]
 
 
 def made(kind: str, folder: Path) -> TextGenerator:
@@ -91,6 +84,13 @@ def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> l
 def test_requests_that_are_written_in_turns_are_answered_as_generate_does(
     t5: TextGenerator, jobs: Turns
 ) -> None:
+    SETTINGS: list[dict[str, Any]] = [
+        {"num_beams": 1, "max_new_tokens": 10},
+        {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 0.5},
+        {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 8, "temperature": 1.5},
+        {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 6},
+        {"num_beams": 1, "min_length": 5, "max_length": 9, "repetition_penalty": 1.3},
+    ]
     requested = [(TEXTS[:1], setting) for setting in SETTINGS] + [
         (TEXTS, setting) for setting in SETTINGS[:3]
     ]

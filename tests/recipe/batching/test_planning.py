@@ -364,43 +364,6 @@ def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
     assert (seen == 1).all()
 
 
-def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
-    """Samples of rows whose token types follow from their ids."""
-    ids = np.array([token for row in rows for token in row], np.int32)
-    starts = np.cumsum([0, *map(len, rows)])
-    labels = np.arange(first, first + len(rows))
-    return Samples(ids, starts, labels, types=(ids % 2).astype(np.int8))
-
-
-def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
-    """The row number, label and tokens of each sample of a batch, after checks of its other tensors."""
-    ids, types = batch["input_ids"].flatten(), batch["token_type_ids"].flatten()
-    width = batch["input_ids"].shape[1]
-    is_padded = "attention_mask" in batch
-    firsts = range(0, len(ids), width) if is_padded else batch["first"].tolist()
-    mask = batch["attention_mask" if is_padded else "segments"].flatten()
-    results = []
-    for first, row, label in zip(
-        firsts, batch["rows"].tolist(), batch["labels"].tolist(), strict=True
-    ):
-        if row < 0:  # a place without a sample repeats the first one
-            assert not is_padded or (ids[first : first + width] == ids[:width]).all()
-            continue
-        end = first // width * width + width
-        count = int((mask[first:end] == mask[first]).long().cumprod(0).sum())
-        tokens = ids[first : first + count]
-        assert (types[first : first + count] == tokens % 2).all()
-        if not is_padded:
-            assert batch["position_ids"].flatten()[first : first + count].tolist() == list(
-                range(count)
-            )
-        results.append((row, label, tokens.tolist()))
-    used = sum(len(tokens) for *_, tokens in results)
-    assert is_padded or int((ids != PAD).sum()) == used, "nothing but these samples"
-    assert (ids[mask == 0] == PAD).all()
-    return results
-
-
 @settings(max_examples=25)
 # The rows of each host, and how many processes it has.
 # Tokens of a row from 2 on, so that padding is none; then its label, which tells the row.
@@ -421,6 +384,41 @@ def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
 def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
     hosts: list[tuple[list[list[int]], int]], size: int, accumulation: int, kind: str, epoch: int
 ) -> None:
+    def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
+        """Samples of rows whose token types follow from their ids."""
+        ids = np.array([token for row in rows for token in row], np.int32)
+        starts = np.cumsum([0, *map(len, rows)])
+        labels = np.arange(first, first + len(rows))
+        return Samples(ids, starts, labels, types=(ids % 2).astype(np.int8))
+
+    def rows_of(batch: Batch) -> list[tuple[int, int, list[int]]]:
+        """The row number, label and tokens of each sample of a batch, after checks of its other tensors."""
+        ids, types = batch["input_ids"].flatten(), batch["token_type_ids"].flatten()
+        width = batch["input_ids"].shape[1]
+        is_padded = "attention_mask" in batch
+        firsts = range(0, len(ids), width) if is_padded else batch["first"].tolist()
+        mask = batch["attention_mask" if is_padded else "segments"].flatten()
+        results = []
+        for first, row, label in zip(
+            firsts, batch["rows"].tolist(), batch["labels"].tolist(), strict=True
+        ):
+            if row < 0:  # a place without a sample repeats the first one
+                assert not is_padded or (ids[first : first + width] == ids[:width]).all()
+                continue
+            end = first // width * width + width
+            count = int((mask[first:end] == mask[first]).long().cumprod(0).sum())
+            tokens = ids[first : first + count]
+            assert (types[first : first + count] == tokens % 2).all()
+            if not is_padded:
+                assert batch["position_ids"].flatten()[first : first + count].tolist() == list(
+                    range(count)
+                )
+            results.append((row, label, tokens.tolist()))
+        used = sum(len(tokens) for *_, tokens in results)
+        assert is_padded or int((ids != PAD).sum()) == used, "nothing but these samples"
+        assert (ids[mask == 0] == PAD).all()
+        return results
+
     def layout_of(kind: str, size: int, lengths: list[Any]) -> Layout:
         if kind == "padded":
             return Padded(packing.buckets(lengths), size, PAD, typed=True)

@@ -434,30 +434,29 @@ def test_another_batch_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     ) in str(caught.value)
 
 
-def finer(
-    lengths: list[int], now: Cut, *, couples: bool = False, **others: Any
-) -> tuple[batches.Training, Cut]:
-    """What `by_length` makes of steps of samples of these lengths."""
-    training = batches.Training(
-        samples=samples_of(lengths), size=now.size, accumulation=now.accumulation,
-        at_once=now.samples, world=World(processes=now.processes),
-    )  # fmt: skip
-    usual = {"torch_compile": False, "fsdp": "", "device": torch.device("cpu")}
-    args: Any = SimpleNamespace(**{**usual, **others})
-    model: Any = SimpleNamespace(config=BertConfig())
-    tokenizer: Any = SimpleNamespace(pad_token_id=0)
-    objective: Any = copy.copy(CLASSES)
-    objective.couples_samples = couples
-    return batch_layout.cut_by_length(
-        Loaded(
-            model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
-        ),
-        training,
-        now,
-    )
-
-
 def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
+    def finer(
+        lengths: list[int], now: Cut, *, couples: bool = False, **others: Any
+    ) -> tuple[batches.Training, Cut]:
+        """What `by_length` makes of steps of samples of these lengths."""
+        training = batches.Training(
+            samples=samples_of(lengths), size=now.size, accumulation=now.accumulation,
+            at_once=now.samples, world=World(processes=now.processes),
+        )  # fmt: skip
+        usual = {"torch_compile": False, "fsdp": "", "device": torch.device("cpu")}
+        args: Any = SimpleNamespace(**{**usual, **others})
+        model: Any = SimpleNamespace(config=BertConfig())
+        tokenizer: Any = SimpleNamespace(pad_token_id=0)
+        objective: Any = copy.copy(CLASSES)
+        objective.couples_samples = couples
+        return batch_layout.cut_by_length(
+            Loaded(
+                model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
+            ),
+            training,
+            now,
+        )
+
     spread = np.random.default_rng(0).lognormal(5, 0.6, 333).astype(int).clip(4).tolist()
     training, now = finer(spread, cut(1, 16, 2))
     assert (now.size, now.accumulation, now.samples, now.given) == (4, 8, 32, (16, 2))

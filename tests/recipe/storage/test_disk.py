@@ -61,14 +61,6 @@ def kilobytes(count: int) -> torch.Tensor:
     return torch.arange(count * 256, dtype=torch.float32)
 
 
-def save_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> None:
-    with checkpoints.writing(folder, step, needed=300_000) as written:
-        written.mkdir(parents=True)
-        (written / "scheduler.pt").write_bytes(b"0123456789")
-        write(written)
-        checkpoints.publish(folder, step, {"seed": 1}, finished=False)
-
-
 WRITERS = {
     "torch": lambda folder: torch.save(kilobytes(300), folder / "optimizer.pt"),
     "safetensors": lambda folder: save_file({"a": kilobytes(300)}, folder / "model.safetensors"),
@@ -78,6 +70,13 @@ WRITERS = {
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_full_disk_keeps_the_checkpoint_before(tmpfs: Mount, kind: str) -> None:
+    def save_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> None:
+        with checkpoints.writing(folder, step, needed=300_000) as written:
+            written.mkdir(parents=True)
+            (written / "scheduler.pt").write_bytes(b"0123456789")
+            write(written)
+            checkpoints.publish(folder, step, {"seed": 1}, finished=False)
+
     folder = tmpfs("checkpoints", 500)
     save_checkpoint(folder, 1, WRITERS[kind])
     with pytest.raises(CheckpointError) as caught:
@@ -112,15 +111,15 @@ def test_a_read_only_folder_is_named_before_anything_is_written(tmpfs: Mount) ->
         checkpoints.check_writable(folder)
 
 
-def widened(folder: Path, kilobytes: int) -> None:
-    assert mounted("mount", "-o", f"remount,size={kilobytes}k", str(folder))
-
-
 @pytest.mark.heavy
 def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     tmp_path: Path, tmpfs: Mount, tiny_model: Path, preloaded: Mapping[str, str]
 ) -> None:
     """The disk of checkpoints, then the model's, then that of the report."""
+
+    def widened(folder: Path, kilobytes: int) -> None:
+        assert mounted("mount", "-o", f"remount,size={kilobytes}k", str(folder))
+
     saved, model = tmpfs("job/checkpoints", 700), tmpfs("job/model", 100)
     output = tmpfs("job/output/data", 40)
     data = write_reviews(tmp_path / "in" / "train.csv", 80).parent

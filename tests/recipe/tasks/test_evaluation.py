@@ -43,13 +43,12 @@ def test_perplexity_is_of_all_tokens_alike() -> None:
     assert scores == {"perplexity": pytest.approx(np.exp(2.0)), "token_accuracy": 0.5}
 
 
-def f1(logits: Any, true: Any, threshold: float) -> float:
-    probabilities = 1 / (1 + np.exp(-logits))
-    return float(f1_score(true, probabilities >= threshold, zero_division=0))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_no_other_threshold_has_a_higher_f1(seed: int) -> None:
+    def f1(logits: Any, true: Any, threshold: float) -> float:
+        probabilities = 1 / (1 + np.exp(-logits))
+        return float(f1_score(true, probabilities >= threshold, zero_division=0))
+
     numbers = np.random.default_rng(seed)
     # Of 12 values only, so that rows are equal to each other.
     logits = np.round(numbers.normal(-1, 2, (40, 3)), 0)

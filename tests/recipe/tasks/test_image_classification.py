@@ -133,10 +133,6 @@ def test_a_column_holds_pictures(tmp_path: Path, kind: str) -> None:
     assert "row" in loaded.train[0]["place"]
 
 
-def reference(processor: Any, opened: Image.Image) -> Any:
-    return processor(opened, return_tensors="pt")["pixel_values"][0]
-
-
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
     "deit": ("DeiTImageProcessor", {"size": {"height": 40, "width": 40},
@@ -153,33 +149,32 @@ def processor_of(kind: str) -> Any:
     return actual(**settings)
 
 
-def modes() -> dict[str, tuple[bytes, Image.Image]]:
-    """Pictures as files of many kinds, and what they show in RGB."""
-    random = np.random.default_rng(0)
-    colours = Image.fromarray(random.integers(0, 255, (20, 28, 3), dtype=np.uint8))
-    grey = colours.convert("L")
-    results: dict[str, tuple[bytes, Image.Image]] = {}
-
-    def keep(
-        name: str, written: Image.Image, shown: Image.Image, kind: str, **options: Any
-    ) -> None:
-        results[name] = encoded(written, kind, **options), shown
-
-    keep("grey", grey, grey.convert("RGB"), "PNG")
-    keep("two colours", grey.convert("1"), grey.convert("1").convert("RGB"), "PNG")
-    keep("a palette", colours.convert("P"), colours.convert("P").convert("RGB"), "GIF")
-    keep("transparent", colours.convert("RGBA"), colours, "PNG")
-    cmyk = colours.convert("CMYK")
-    keep("print", cmyk, cmyk.convert("RGB"), "TIFF")
-    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
-    keep("16 bits", deep, grey.convert("RGB"), "PNG")
-    exif = Image.Exif()
-    exif[274] = 6  # turned by a quarter
-    keep("turned", colours, colours.transpose(Image.Transpose.ROTATE_270), "PNG", exif=exif)
-    return results
-
-
 def test_pictures_of_every_kind_are_read_in_rgb_and_upright() -> None:
+    def modes() -> dict[str, tuple[bytes, Image.Image]]:
+        """Pictures as files of many kinds, and what they show in RGB."""
+        random = np.random.default_rng(0)
+        colours = Image.fromarray(random.integers(0, 255, (20, 28, 3), dtype=np.uint8))
+        grey = colours.convert("L")
+        results: dict[str, tuple[bytes, Image.Image]] = {}
+
+        def keep(
+            name: str, written: Image.Image, shown: Image.Image, kind: str, **options: Any
+        ) -> None:
+            results[name] = encoded(written, kind, **options), shown
+
+        keep("grey", grey, grey.convert("RGB"), "PNG")
+        keep("two colours", grey.convert("1"), grey.convert("1").convert("RGB"), "PNG")
+        keep("a palette", colours.convert("P"), colours.convert("P").convert("RGB"), "GIF")
+        keep("transparent", colours.convert("RGBA"), colours, "PNG")
+        cmyk = colours.convert("CMYK")
+        keep("print", cmyk, cmyk.convert("RGB"), "TIFF")
+        deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+        keep("16 bits", deep, grey.convert("RGB"), "PNG")
+        exif = Image.Exif()
+        exif[274] = 6  # turned by a quarter
+        keep("turned", colours, colours.transpose(Image.Transpose.ROTATE_270), "PNG", exif=exif)
+        return results
+
     for name, (data, shown) in modes().items():
         read = picture(data)
         assert read.mode == "RGB", name
@@ -211,6 +206,9 @@ def samples_of(
 
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_a_batch_is_what_the_models_processor_makes(kind: str) -> None:
+    def reference(processor: Any, opened: Image.Image) -> Any:
+        return processor(opened, return_tensors="pt")["pixel_values"][0]
+
     samples, layout, drawn = samples_of(kind)
     batch = layout.tensors(samples, np.asarray([3, 0, 4]))
     assert batch["pixel_values"].shape == (4, 3, 32, 32)

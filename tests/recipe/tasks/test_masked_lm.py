@@ -23,7 +23,6 @@ from recipe.tasks.masked_lm.spec import Options
 from tests.support import serving_kit
 from tests.support.packed_batches import KINDS, SMALL, spread
 
-TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
 ENCODERS = {**KINDS, "deberta-v2": ("DebertaV2", {**SMALL, "relative_attention": True})}
 
@@ -44,37 +43,35 @@ def test_texts_that_came_tokenised_are_framed_once() -> None:
     assert [samples.tokens(row).tolist() for row in range(2)] == rows
 
 
-def collated(texts: list[str], times: int) -> tuple[Any, Any, Any]:
-    """What transformers' own collator masks: ids before, ids after, labels; flat, specials left
-    out."""
-    tokenizer = serving_kit.tokenizer(500)
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=7)
-    encoded = tokenizer(texts, return_special_tokens_mask=True)
-    rows = [{name: encoded[name][row] for name in encoded} for row in range(len(texts))]
-    before, after, labels = [], [], []
-    for _ in range(times):
-        batch = collator([dict(row) for row in rows])
-        real = torch.tensor(
-            [
-                [bool(bit) for bit in mask] + [True] * (batch["input_ids"].shape[1] - len(mask))
-                for mask in encoded["special_tokens_mask"]
-            ]
-        )
-        labels.append(batch["labels"][~real])
-        after.append(batch["input_ids"][~real])
-        before.append(torch.where(labels[-1] == -100, after[-1], labels[-1]))
-    return tuple(torch.cat(part).numpy() for part in (before, after, labels))  # type: ignore[return-value]
-
-
-def shares(before: Any, after: Any, is_masked: Any, mask_id: int) -> tuple[float, ...]:
-    """Of all tokens the masked; of these, those under the mask, changed and kept."""
-    chosen = after[is_masked]
-    under = chosen == mask_id
-    kept = chosen == before[is_masked]
-    return tuple(float(x.mean()) for x in (is_masked, under, ~under & ~kept, kept))
-
-
 def test_as_much_is_masked_as_by_the_reference() -> None:
+    def collated(texts: list[str], times: int) -> tuple[Any, Any, Any]:
+        """What transformers' own collator masks: ids before, ids after, labels; flat, specials left
+        out."""
+        tokenizer = serving_kit.tokenizer(500)
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, seed=7)
+        encoded = tokenizer(texts, return_special_tokens_mask=True)
+        rows = [{name: encoded[name][row] for name in encoded} for row in range(len(texts))]
+        before, after, labels = [], [], []
+        for _ in range(times):
+            batch = collator([dict(row) for row in rows])
+            real = torch.tensor(
+                [
+                    [bool(bit) for bit in mask] + [True] * (batch["input_ids"].shape[1] - len(mask))
+                    for mask in encoded["special_tokens_mask"]
+                ]
+            )
+            labels.append(batch["labels"][~real])
+            after.append(batch["input_ids"][~real])
+            before.append(torch.where(labels[-1] == -100, after[-1], labels[-1]))
+        return tuple(torch.cat(part).numpy() for part in (before, after, labels))  # type: ignore[return-value]
+
+    def shares(before: Any, after: Any, is_masked: Any, mask_id: int) -> tuple[float, ...]:
+        """Of all tokens the masked; of these, those under the mask, changed and kept."""
+        chosen = after[is_masked]
+        under = chosen == mask_id
+        kept = chosen == before[is_masked]
+        return tuple(float(x.mean()) for x in (is_masked, under, ~under & ~kept, kept))
+
     texts = [LONG] * 4
     samples = tokenise(texts, max_length=400)
     real = np.flatnonzero(~np.isin(samples.token_ids, samples.masking.never))
@@ -99,6 +96,7 @@ def test_as_much_is_masked_as_by_the_reference() -> None:
 
 
 def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
+    TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
     samples = tokenise([LONG, *TEXTS, LONG], max_length=20)
     whole = np.arange(len(samples.token_ids))
 

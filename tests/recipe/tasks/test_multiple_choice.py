@@ -24,11 +24,6 @@ STEM = {"stem": "who", "choices": [{"text": "sat", "label": "A"}, {"text": "ran"
 PAIR = ["sat", "ran"]
 
 
-def load(folder: Path, rows: Sequence[Mapping[str, Any]], **given: Any) -> DataSets:
-    hyperparameters = Hyperparameters(task="multiple-choice", **given)
-    return data.load({"train": write(folder / "data", rows)}, hyperparameters)
-
-
 @pytest.mark.parametrize(
     ("row", "answers", "positions"),
     [
@@ -44,6 +39,11 @@ def test_answers_of_every_spelling_are_positions(
     row: Mapping[str, Any], answers: Mapping[str, list[Any]], positions: list[int], tmp_path: Path
 ) -> None:
     """tests/recipe/data/test_shapes.py has the columns of public data sets."""
+
+    def load(folder: Path, rows: Sequence[Mapping[str, Any]], **given: Any) -> DataSets:
+        hyperparameters = Hyperparameters(task="multiple-choice", **given)
+        return data.load({"train": write(folder / "data", rows)}, hyperparameters)
+
     ((name, values),) = answers.items()
     loaded = load(tmp_path, [{**row, name: value} for value in values * 20])
     assert set(loaded.train["query"]) == {"who"}

@@ -24,20 +24,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 TASK = ("--task", "reranking")
 
 
-def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
-    """Return lists of texts, of which the one with the number of the query is relevant."""
-    return [
-        {
-            "query": f"film number {index}",
-            "documents": [f"the film was number {index + n * 11} , {'good' * (n % 2)}" for n in range(texts - index % 2)],
-            "labels": [int(n == 0) for n in range(texts - index % 2)],
-        }
-        for index in range(count)
-    ]  # fmt: skip
-
-
 def test_a_list_is_learned_as_a_whole(tmp_path: Path) -> None:
     """Packed and padded: ListNet of the logits that the model gives the pairs by themselves."""
+
+    def lists(count: int, texts: int = 4) -> list[dict[str, Any]]:
+        """Return lists of texts, of which the one with the number of the query is relevant."""
+        return [
+            {
+                "query": f"film number {index}",
+                "documents": [f"the film was number {index + n * 11} , {'good' * (n % 2)}" for n in range(texts - index % 2)],
+                "labels": [int(n == 0) for n in range(texts - index % 2)],
+            }
+            for index in range(count)
+        ]  # fmt: skip
+
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = save("BertForSequenceClassification", tmp_path / "start", num_labels=1)

@@ -217,7 +217,10 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
         model.train_from_iterator(
             ["the film abc é中 .,' 0"] * 9,
             trainers.UnigramTrainer(
-                vocab_size=60, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+                vocab_size=60,
+                special_tokens=["<unk>", "</s>"],
+                unk_token="<unk>",
+                show_progress=False,
             ),
         )
         return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=10_000)
@@ -318,10 +321,6 @@ def test_a_key_tells_tokenizers_apart_that_are_asked_for_in_turn(tiny_model: Pat
     assert store.key(split, tokenizers[0], 8) == keys[1]
 
 
-def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
-    return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
-
-
 @pytest.fixture
 def small_disk(tmpfs: Mount) -> Path:
     """A folder with room for 200 kB."""
@@ -331,6 +330,9 @@ def small_disk(tmpfs: Mount) -> Path:
 def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
+        return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
     split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
 

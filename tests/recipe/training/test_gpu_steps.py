@@ -24,22 +24,22 @@ def test_buffers_are_sent_where_a_step_changes_them() -> None:
     assert distribution.has_changing_buffers(module)
 
 
-class Group:
-    """Other processes that take so long for a step, one of which is asked to stop in one of its."""
-
-    def __init__(self, asked_at: int = 10**9) -> None:
-        self.asked_at, self.step, self.polls = asked_at, 0, 0
-
-    def all_reduce(self, flags: Tensor, **_: Any) -> None:
-        self.polls += 1
-        flags[0] = max(int(flags[0]), int(self.step >= self.asked_at))
-
-
 @pytest.mark.parametrize(("seconds", "most"), [(0.001, 16), (0.2, 2), (3.0, 1)])
 def test_a_stop_is_agreed_on_in_time(
     seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on each of many short steps, and on each of long ones."""
+
+    class Group:
+        """Other processes that take so long for a step, one of which is asked to stop in one of its."""
+
+        def __init__(self, asked_at: int = 10**9) -> None:
+            self.asked_at, self.step, self.polls = asked_at, 0, 0
+
+        def all_reduce(self, flags: Tensor, **_: Any) -> None:
+            self.polls += 1
+            flags[0] = max(int(flags[0]), int(self.step >= self.asked_at))
+
     now, group = [0.0], Group(asked_at=100)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(interruptions.dist, "all_reduce", group.all_reduce)

@@ -19,39 +19,38 @@ from recipe.settings import DataSettings
 from recipe.storage import checkpoints
 from recipe.training import job_identity
 
-# What the patterns of job_identity cover. A new name may have an effect: look before you add it.
-COVERED = """
-    activation_checkpointing activation_checkpointing_kwargs bf16_full_eval dataloader_drop_last
-    dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor do_eval
-    do_predict do_train eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
-    eval_steps eval_strategy eval_use_gather_object fp16_full_eval fsdp fsdp_config
-    gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
-    hub_private_repo hub_revision hub_strategy hub_token include_for_metrics
-    include_num_input_tokens_seen log_level log_level_replica log_on_each_node logging_first_step
-    logging_nan_inf_filter logging_steps logging_strategy push_to_hub save_minutes
-    save_on_each_node save_only_model save_steps save_strategy save_total_limit trackio_bucket_id
-    trackio_space_id trackio_static_space_id
-    lora_save max_flips max_score_loss output_dir per_device_eval_batch_size price_per_hour
-    quantize tune_thresholds
-"""
-# A new field of DataSettings must change the fingerprint of the samples before it is listed here.
-HASHED = """
-    class_names columns completion_column doc_stride hf_token
-    header ignore_columns missing_labels
-    image_column label_column label_separator long_texts max_length
-    max_target_length messages_column mlm_probability model_name_or_path num_labels packing
-    per_device_train_batch_size problem_type prompt_column sample_by
-    source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
-"""
-OF_TRANSFORMERS_4 = """
-    fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap include_inputs_for_metrics
-    include_tokens_per_second logging_dir push_to_hub_model_id push_to_hub_organization
-    push_to_hub_token save_safetensors
-"""
-
 
 def test_no_new_name_is_without_effect_by_chance() -> None:
+    # What the patterns of job_identity cover. A new name may have an effect: look before you add it.
+    COVERED = """
+        activation_checkpointing activation_checkpointing_kwargs bf16_full_eval dataloader_drop_last
+        dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+        dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor do_eval
+        do_predict do_train eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start
+        eval_steps eval_strategy eval_use_gather_object fp16_full_eval fsdp fsdp_config
+        gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
+        hub_private_repo hub_revision hub_strategy hub_token include_for_metrics
+        include_num_input_tokens_seen log_level log_level_replica log_on_each_node logging_first_step
+        logging_nan_inf_filter logging_steps logging_strategy push_to_hub save_minutes
+        save_on_each_node save_only_model save_steps save_strategy save_total_limit trackio_bucket_id
+        trackio_space_id trackio_static_space_id
+        lora_save max_flips max_score_loss output_dir per_device_eval_batch_size price_per_hour
+        quantize tune_thresholds
+    """
+    # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
+    HASHED = """
+        class_names columns completion_column doc_stride hf_token
+        header ignore_columns missing_labels
+        image_column label_column label_separator long_texts max_length
+        max_target_length messages_column mlm_probability model_name_or_path num_labels packing
+        per_device_train_batch_size problem_type prompt_column sample_by
+        source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
+    """
+    OF_TRANSFORMERS_4 = """
+        fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap include_inputs_for_metrics
+        include_tokens_per_second logging_dir push_to_hub_model_id push_to_hub_organization
+        push_to_hub_token save_safetensors
+    """
     trainer = {item.name for item in dataclasses.fields(TrainingArguments)}
     hashed = {name for name, effect in job_identity._EFFECTS.items() if effect is Effect.SAMPLES}
     assert set(HASHED.split()) == hashed

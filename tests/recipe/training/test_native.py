@@ -30,24 +30,9 @@ from tests.support.tasks import CASES, make
 from tests.support.words import reviews
 
 RULES = ROOT / "tests" / "support" / "neuron_rules.py"
-OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
-TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
-GRAPHS = dict.fromkeys(TO_TEXT, 3)
-"""Of a training and its evaluations: two, but for these."""
 WATCHED = ("text-classification", "ranks of lists")
 """The others take minutes in all."""
 COMPILED = ("--compile", "--torch_compile_backend", "neuron")
-STAND_IN = """
-import torch
-from torch.utils import backend_registration as registration
-
-class Module(registration._DummyBackendModule):
-    is_available = is_bf16_supported = lambda self: True
-    device_count = lambda self: 2
-    set_device = lambda self, index: None
-
-registration._setup_privateuseone_for_python_backend("neuron", Module())
-"""
 
 
 def run(
@@ -87,6 +72,7 @@ def test_nothing_is_computed_in_float64(
     name: str, tmp_path: Path, preloaded: Mapping[str, str]
 ) -> None:
     """TorchNeuron would silently compute it in float32."""
+    OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
     data, arguments = make(name, tmp_path)
     more = ("--max_steps", "3", "--batch_size", "4")
     done, (seen,) = run(
@@ -103,14 +89,14 @@ def test_nothing_is_computed_in_float64(
     assert called <= listed, "check whether TorchNeuron computes these, and add them"
 
 
-class Stopped(Exception):
-    """Raised in place of seeding."""
-
-
 def test_the_process_group_is_started_before_anything_is_seeded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seeding may start the runtime of a Neuron device, which assigns cores."""
+
+    class Stopped(Exception):
+        """Raised in place of seeding."""
+
     calls = []
 
     def find(*_: object) -> None:
@@ -138,6 +124,9 @@ def test_every_task_keeps_the_rules(
     name: str, tmp_path: Path, preloaded: Mapping[str, str]
 ) -> None:
     """No break, no symbolic shape, and as many graphs however many epochs there are."""
+    TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
+    # Of a training and its evaluations: two, but for these.
+    GRAPHS = dict.fromkeys(TO_TEXT, 3)
     data, arguments = make(name, tmp_path)
     graphs = []
     for epochs in ("1", "2"):
@@ -202,6 +191,17 @@ def test_processes_that_do_not_reduce_are_refused_before_they_train(
 
 @pytest.mark.heavy
 def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
+    STAND_IN = """
+    import torch
+    from torch.utils import backend_registration as registration
+
+    class Module(registration._DummyBackendModule):
+        is_available = is_bf16_supported = lambda self: True
+        device_count = lambda self: 2
+        set_device = lambda self, index: None
+
+    registration._setup_privateuseone_for_python_backend("neuron", Module())
+    """
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").write_text(STAND_IN)
     program = f"""

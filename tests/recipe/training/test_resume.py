@@ -189,36 +189,34 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Pa
     return job
 
 
-LISTENS = """
-import os, signal, sys, time
-import torch.distributed as dist
-from recipe.training.interruptions import Interruptions
-late, children, begun = int(sys.argv[1]), [], []
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "WORLD_SIZE": "3"}
-for rank in range(3):
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.environ["RANK"] = str(rank)
-        dist.init_process_group("gloo")
-        os.write(writes, b"x")
-        time.sleep(600 if rank == late else 0)
-        Interruptions(None).listen()
-        time.sleep(600)
-    children.append(pid)
-    begun.append(reads)
-for reads in begun:
-    os.read(reads, 1)
-time.sleep(1)
-for pid in children:
-    os.kill(pid, signal.SIGTERM)
-print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
-"""
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> None:
+    LISTENS = """
+    import os, signal, sys, time
+    import torch.distributed as dist
+    from recipe.training.interruptions import Interruptions
+    late, children, begun = int(sys.argv[1]), [], []
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "WORLD_SIZE": "3"}
+    for rank in range(3):
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.environ["RANK"] = str(rank)
+            dist.init_process_group("gloo")
+            os.write(writes, b"x")
+            time.sleep(600 if rank == late else 0)
+            Interruptions(None).listen()
+            time.sleep(600)
+        children.append(pid)
+        begun.append(reads)
+    for reads in begun:
+        os.read(reads, 1)
+    time.sleep(1)
+    for pid in children:
+        os.kill(pid, signal.SIGTERM)
+    print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+    """
     started = subprocess.Popen(
         [sys.executable, "-c", LISTENS, str(late), str(free_port())],
         env={**os.environ, "PYTHONPATH": str(CODE)}, text=True, start_new_session=True,
