@@ -26,20 +26,9 @@ def test_argv_and_environment(job: Tree) -> None:
         "sagemaker_program": '"script.py"', "sagemaker_job_name": '"a-job"',
     }  # fmt: skip
     names = [
-        "SM_HPS",
-        "SM_HP_NAME",
-        "SM_CHANNELS",
-        "SM_CHANNEL_TRAIN",
-        "SM_MODEL_DIR",
-        "SM_OUTPUT_DATA_DIR",
-    ]
-    names += [
-        "SM_CURRENT_HOST",
-        "SM_HOSTS",
-        "SM_USER_ENTRY_POINT",
-        "SM_MODULE_DIR",
-        "SAGEMAKER_JOB_NAME",
-    ]
+        "SM_HPS", "SM_HP_NAME", "SM_CHANNELS", "SM_CHANNEL_TRAIN", "SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR",
+        "SM_CURRENT_HOST", "SM_HOSTS", "SM_USER_ENTRY_POINT", "SM_MODULE_DIR", "SAGEMAKER_JOB_NAME",
+    ]  # fmt: skip
     job.channel("train").configure(
         sent, resourceconfig={"current_host": "algo-1", "hosts": ["algo-1"]}, inputdataconfig={"train": {}}
     ).script(
@@ -110,53 +99,51 @@ def test_the_last_run_decides_between_success_and_failure(job: Tree) -> None:
     assert job.failure and job.failure.startswith("ZeroDivisionError: division by zero\n")
 
 
-SAVES = (
-    "def save(*_): time.sleep(0.3); pathlib.Path('saved').write_text('model'); sys.exit(0)\n"
-    "signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)\n"
-    "pathlib.Path('ready').touch(); time.sleep(600)\n"
-)
-IGNORES = (
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "command = ['sh', '-c', 'trap \"\" TERM; sleep 600; true']\n"
-    "child = subprocess.Popen(command, start_new_session=True)\n"
-    "pathlib.Path('saved').write_text(str(child.pid)); pathlib.Path('ready').touch(); time.sleep(600)\n"
-)
-# A data loader's worker killed by our SIGTERM would fail the step that is to be saved.
-HAS_HELPERS = (
-    "def work(kind): pathlib.Path(kind).touch(); time.sleep(600)\n"
-    "if __name__ == '__main__':\n"
-    "    workers = [multiprocessing.get_context(kind).Process(target=work, args=(kind,), daemon=True)\n"
-    "               for kind in ('fork', 'spawn')]\n"
-    "    for worker in workers: worker.start()\n"
-    "    def stop(*_):\n"
-    "        time.sleep(0.5)\n"
-    "        pathlib.Path('saved').write_text(str([worker.is_alive() for worker in workers]))\n"
-    "        sys.exit(0)\n"
-    "    signal.signal(signal.SIGTERM, stop)\n"
-    "    while not (os.path.exists('fork') and os.path.exists('spawn')): time.sleep(0.02)\n"
-    "    pathlib.Path('ready').touch(); time.sleep(600)\n"
-)
-SPAWNS_A_RANK = (
-    "def save(*_): time.sleep(1); pathlib.Path('saved').write_text('model'); sys.exit(0)\n"
-    "def work():\n"
-    "    signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(600)\n"
-    "if __name__ == '__main__':\n"
-    "    rank = multiprocessing.get_context('spawn').Process(target=work)\n"
-    "    rank.start(); rank.join()\n"
-)
-STOPPED = "Stopped by SIGTERM"
-TERM = signal.SIGTERM
-
-
 @pytest.mark.parametrize(
     ("script", "number", "code", "saved", "failure"),
     [
-        pytest.param(SAVES, TERM, 0, "model", "", id="saves"),
-        pytest.param(SAVES, signal.SIGINT, 0, "model", "", id="saves at SIGINT"),
-        pytest.param("pathlib.Path('ready').touch(); time.sleep(600)", TERM, 143, "", STOPPED, id="does not care"),
-        pytest.param(IGNORES, TERM, 137, None, "did not end in time and was killed", id="ignores it"),
-        pytest.param(HAS_HELPERS, TERM, 0, "[True, True]", "", id="has helpers"),
-        pytest.param(SPAWNS_A_RANK, TERM, 143, "model", STOPPED, id="a rank of spawn saves"),
+        *(pytest.param(
+            "def save(*_): time.sleep(0.3); pathlib.Path('saved').write_text('model'); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)\n"
+            "pathlib.Path('ready').touch(); time.sleep(600)\n",
+            number, 0, "model", "", id=f"saves at {number.name}",
+        ) for number in (signal.SIGTERM, signal.SIGINT)),
+        pytest.param(
+            "pathlib.Path('ready').touch(); time.sleep(600)", signal.SIGTERM, 143, "", "Stopped by SIGTERM",
+            id="does not care",
+        ),
+        pytest.param(
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "command = ['sh', '-c', 'trap \"\" TERM; sleep 600; true']\n"
+            "child = subprocess.Popen(command, start_new_session=True)\n"
+            "pathlib.Path('saved').write_text(str(child.pid)); pathlib.Path('ready').touch(); time.sleep(600)\n",
+            signal.SIGTERM, 137, None, "did not end in time and was killed", id="ignores it",
+        ),
+        # A data loader's worker killed by our SIGTERM would fail the step that is to be saved.
+        pytest.param(
+            "def work(kind): pathlib.Path(kind).touch(); time.sleep(600)\n"
+            "if __name__ == '__main__':\n"
+            "    workers = [multiprocessing.get_context(kind).Process(target=work, args=(kind,), daemon=True)\n"
+            "               for kind in ('fork', 'spawn')]\n"
+            "    for worker in workers: worker.start()\n"
+            "    def stop(*_):\n"
+            "        time.sleep(0.5)\n"
+            "        pathlib.Path('saved').write_text(str([worker.is_alive() for worker in workers]))\n"
+            "        sys.exit(0)\n"
+            "    signal.signal(signal.SIGTERM, stop)\n"
+            "    while not (os.path.exists('fork') and os.path.exists('spawn')): time.sleep(0.02)\n"
+            "    pathlib.Path('ready').touch(); time.sleep(600)\n",
+            signal.SIGTERM, 0, "[True, True]", "", id="has helpers",
+        ),
+        pytest.param(
+            "def save(*_): time.sleep(1); pathlib.Path('saved').write_text('model'); sys.exit(0)\n"
+            "def work():\n"
+            "    signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(600)\n"
+            "if __name__ == '__main__':\n"
+            "    rank = multiprocessing.get_context('spawn').Process(target=work)\n"
+            "    rank.start(); rank.join()\n",
+            signal.SIGTERM, 143, "model", "Stopped by SIGTERM", id="a rank of spawn saves",
+        ),
     ],
 )  # fmt: skip
 def test_a_stop(
@@ -164,7 +151,7 @@ def test_a_stop(
 ) -> None:
     """The script has AMPHORA_STOP_SECONDS for saving; then it and its children are killed."""
     job.script(IMPORTS + script)
-    process = job.start(**({"AMPHORA_STOP_SECONDS": "0.5"} if script == IGNORES else {}))
+    process = job.start(**({"AMPHORA_STOP_SECONDS": "0.5"} if saved is None else {}))
     wait_for(job.code / "ready")
     process.send_signal(number)
     output, _ = process.communicate(timeout=240)

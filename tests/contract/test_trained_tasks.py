@@ -27,32 +27,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished training."""
+@dataclass(kw_only=True)
+class Trained(Job):
+    """A finished training; its arguments are the hyperparameters without the task."""
 
     job: SmallJob
     tree: Tree
-    log: str
-
-    @property
-    def model(self) -> Path:
-        return self.tree.base / "model"
-
-    @property
-    def output(self) -> Path:
-        return self.tree.base / "output" / "data"
-
-    @property
-    def argv(self) -> list[str]:
-        """The job's hyperparameters, without its task."""
-        start = {"model_name_or_path": str(self.tree.base / "start")}
-        given = {**start, **SETTINGS, **self.job.hyperparameters}
-        return [word for name, value in given.items() for word in (f"--{name}", value)]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        return dict(json.loads((self.output / "metrics.json").read_text()))
 
 
 @pytest.fixture(scope="module", params=JOBS)
@@ -66,11 +46,12 @@ def trained(
     start = job.model(base / "start", 0.1)
     for name, count, seed in (("train", tasks.TRAIN_ROWS, 0), ("test", tasks.TEST_ROWS, 1)):
         tasks.write(base / "input" / "data" / name, job.rows(count, seed))
-    tree = Tree(base, dict(preloaded))
-    done = tree.configure({"model_name_or_path": str(start), **SETTINGS, **job.hyperparameters})
-    ended = done.train(timeout=1000)
+    given = {"model_name_or_path": str(start), **SETTINGS, **job.hyperparameters}
+    tree = Tree(base, dict(preloaded)).configure(given)
+    ended = tree.train(timeout=1000)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return Trained(job, tree, ended.stdout)
+    argv = [word for name, value in given.items() for word in (f"--{name}", value)]
+    return Trained(base=base, channels={}, argv=argv, job=job, tree=tree, log=ended.stdout)
 
 
 def test_each_task_of_the_registry_has_a_job() -> None:
@@ -110,7 +91,7 @@ def test_the_served_answer_is_that_of_the_plain_library(
     assert_close(Handlers(trained.model).ask(request), expected, TOLERANCE)
     if trained.job not in [JOBS[name] for name in SERVED]:
         return
-    with served(trained.tree.base, preloaded, AMPHORA_DTYPE="float32") as server:
+    with served(trained.base, preloaded, AMPHORA_DTYPE="float32") as server:
         if isinstance(body, bytes):
             reply = server.http.post(
                 "/invocations", content=body, headers={"content-type": "image/png"}
@@ -127,7 +108,7 @@ def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     assert bool(lines) == ("do_predict" in trained.job.hyperparameters)
     rows = trained.job.rows(tasks.TEST_ROWS, seed=1)
-    start = trained.tree.base / "start"
+    start = trained.base / "start"
     expected = trained.job.scores(Judged(trained.model, start, rows, lines))
     assert max(expected.values()) > 0
     results = {name: trained.metrics[f"eval_{name}"] for name in expected}
@@ -158,8 +139,8 @@ def test_doctor_prints_the_plan_that_is_executed(
     from recipe.training import preflight
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    data = trained.tree.base / "input" / "data"
-    folders = folders_of(trained.tree.base, {name: data / name for name in ("test", "train")})
+    data = trained.base / "input" / "data"
+    folders = folders_of(trained.base, {name: data / name for name in ("test", "train")})
     findings = [*preflight.inspect(trained.argv, folders, 1)]
     assert not [item for item in findings if item.level == "error"]
     reported = {(item.what, plain(item.detail, item.reason)) for item in findings}

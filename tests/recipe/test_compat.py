@@ -1,6 +1,8 @@
 """What the recipe relies on in libraries beyond their interface is listed, and looked for."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +81,26 @@ def test_weights_of_another_shape_are_named_alike_in_all_versions() -> None:
     of_4 = {"missing_keys": ["head.bias"], "mismatched_keys": ["head.weight"]}
     of_5 = {"missing_keys": {"head.bias"}, "mismatched_keys": {("head.weight", (2, 4), (3, 4))}}
     assert new_weights.unread(of_4) == new_weights.unread(of_5) == ["head.bias", "head.weight"]
+
+
+@pytest.mark.heavy
+def test_the_handlers_start_without_what_only_losses_of_detectors_need() -> None:
+    server = """
+import sys
+import inference
+for name in ("scipy.optimize", "boto3", "botocore"):
+    assert name not in sys.modules, f"{name} is imported at start"
+from accelerate.commands.config import sagemaker
+assert callable(sagemaker.boto3.client), "it is there once it is asked for"
+import boto3
+assert boto3.client is sagemaker.boto3.client
+from transformers.loss import loss_for_object_detection as losses
+import numpy
+rows, columns = losses.linear_sum_assignment(numpy.array([[4, 1], [2, 3]]))
+assert columns.tolist() == [1, 0]
+import scipy.optimize
+assert scipy.optimize.linear_sum_assignment.__module__.startswith("scipy")
+assert callable(scipy.optimize.minimize)
+"""
+    code = Path(__file__).resolve().parents[2] / "code"
+    subprocess.run([sys.executable, "-c", server], check=True, cwd=code, timeout=240)

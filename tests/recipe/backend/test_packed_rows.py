@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,30 +14,8 @@ from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import values_from_padded
 from recipe.backend.rows import Reading, TokenRow
 from recipe.models import flat_attention
-from tests.support.packed_batches import KINDS, PAD
+from tests.support.packed_batches import KINDS, PAD, make
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
-
-HEADS = {
-    "": Reading.MEAN,
-    "ForSequenceClassification": Reading.LABELS,
-    "ForTokenClassification": Reading.TOKENS,
-    "ForQuestionAnswering": Reading.TOKENS,
-    "ForMaskedLM": Reading.TOKENS,
-}
-LENGTHS = [30, 5, 17, 1, 41, 17, 9, 5]
-
-
-def model_of(kind: str, head: str) -> Any:
-    name, values = KINDS[kind]
-    outputs = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
-    config = getattr(transformers, f"{name}Config")(**{**values, **outputs})
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{head or 'Model'}")(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.2)
-    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -46,13 +23,14 @@ def model_of(kind: str, head: str) -> Any:
     [
         (kind, head)
         for kind in KINDS
-        for head in HEADS
+        for head in ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+                     "ForMaskedLM")
         # Families differ in how they pool and in the layers of a head for masked tokens.
         if kind in ("bert", "modernbert")
         or head == "ForSequenceClassification"
         or (head == "ForMaskedLM" and kind != "modernbert, mean")
     ],
-)
+)  # fmt: skip
 def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None:
     @torch.inference_mode()
     def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
@@ -68,7 +46,7 @@ def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None
     def rows_of(model: Any, types: bool) -> list[TokenRow]:
         random = np.random.default_rng(0)
         rows = []
-        for length in LENGTHS:
+        for length in [30, 5, 17, 1, 41, 17, 9, 5]:
             ids = random.integers(4, 50, length).tolist()
             owners = [int(index > length // 2) for index in range(length)] if types else None
             rows.append(TokenRow(ids, owners))
@@ -76,7 +54,9 @@ def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None
         rows[2].ids[4] = PAD
         return rows
 
-    model, reading = model_of(kind, head), HEADS[head]
+    readings = {"Model": Reading.MEAN, "ForSequenceClassification": Reading.LABELS}
+    reading = readings.get(head, Reading.TOKENS)
+    model: Any = make(kind, head, num_labels=2 if head == "ForQuestionAnswering" else 3)
     has_types = "token_type_ids" in model.forward.__code__.co_varnames and kind != "roberta"
     has_types &= getattr(model.config, "type_vocab_size", 0) > 1
     rows = rows_of(model, has_types)
@@ -84,7 +64,9 @@ def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None
         rows[0] = TokenRow(rows[0].ids, rows[0].types, keep=[7, 2])
         rows[4] = TokenRow(rows[4].ids, rows[4].types, keep=[])
     expected = [alone(model, row, reading) for row in rows]
-    packed = PackedRows.from_model(model, f"AutoModel{head}", frozenset({"token_type_ids"}), {})
+    packed = PackedRows.from_model(
+        model, f"AutoModel{head.removeprefix('Model')}", frozenset({"token_type_ids"}), {}
+    )
     assert packed is not None
     flat_attention.use(model)
     with torch.inference_mode():
@@ -154,7 +136,7 @@ def test_a_row_is_computed_without_the_host(kind: str) -> None:
                     raise AssertionError(f"{func} reads or makes a tensor on the host")
             return result
 
-    model = model_of(kind, "")
+    model: Any = make(kind, "Model")
     packed = PackedRows.from_model(model, "AutoModel", frozenset({"token_type_ids"}), {})
     assert packed is not None
     flat_attention.use(model)

@@ -51,40 +51,27 @@ def save_clip(folder: Path) -> None:
     made.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE).save_pretrained(folder)
 
 
-LABELS = ["film", "paris"]
-Call = Callable[[Any], Any]
-CASES: dict[str, tuple[Callable[[Path], None], str, list[tuple[Any, Call]]]] = {
-    "detector": (save_detector, "object-detection", [
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("save", "task", "requested"), [
+    # Bodies, and how the pipeline is called.
+    pytest.param(save_detector, "object-detection", [
         ({"inputs": TEXT, "threshold": 0.0}, lambda pipeline: pipeline(PICTURE, threshold=0.0)),
         ({"inputs": [TEXT, TEXT]}, lambda pipeline: pipeline([PICTURE, PICTURE])),
-    ]),
-    "segmenter": (save_segmenter, "image-segmentation", [
+    ], marks=pytest.mark.heavy),
+    pytest.param(save_segmenter, "image-segmentation", [
         ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
+    ], marks=pytest.mark.heavy),
+    (save_features, "image-feature-extraction", [({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE))]),
+    (save_clip, "zero-shot-image-classification", [
+        ({"inputs": TEXT, "candidate_labels": ["film", "paris"]},
+         lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "paris"])),
+        ({"inputs": TEXT, "candidate_labels": ["film", "who"], "hypothesis_template": "good {}"},
+         lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "who"], hypothesis_template="good {}")),
     ]),
-    "features": (save_features, "image-feature-extraction", [
-        ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
-    ]),
-    "clip": (save_clip, "zero-shot-image-classification", [
-        ({"inputs": TEXT, "candidate_labels": LABELS},
-         lambda pipeline: pipeline(PICTURE, candidate_labels=LABELS)),
-        ({"inputs": TEXT, "candidate_labels": LABELS, "hypothesis_template": "good {}"},
-         lambda pipeline: pipeline(PICTURE, candidate_labels=LABELS, hypothesis_template="good {}")),
-    ]),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(name, marks=() if name in ("features", "clip") else pytest.mark.heavy)
-        for name in CASES
-    ],
-)
+])  # fmt: skip
 def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
-    case: str, tmp_path: Path
+    save: Callable[[Path], None], task: str, requested: list[Any], tmp_path: Path
 ) -> None:
-    save, task, requested = CASES[case]
     torch.manual_seed(5)
     save(tmp_path)
     served = Handlers(tmp_path)

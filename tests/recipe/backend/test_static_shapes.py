@@ -26,15 +26,19 @@ def test_usual_buckets_reach_what_the_model_reads() -> None:
     assert max(shape.rows * shape.length for shape in long.shapes) <= 16384
 
 
-@pytest.mark.parametrize("text", ["0x32", "4x32;8x32", "-1x8"])
-def test_what_is_no_bucket_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"AMPHORA_BUCKETS is '{text}'. Give pairs"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *(
+            (text, f"AMPHORA_BUCKETS is '{text}'. Give pairs")
+            for text in ("0x32", "4x32;8x32", "-1x8")
+        ),
+        ("1x16 8x64", "names 8x64, and the model reads 48 tokens at most"),
+    ],
+)
+def test_what_is_no_bucket_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         Buckets.read({"AMPHORA_BUCKETS": text}, 48)
-
-
-def test_a_bucket_longer_than_the_model_reads_is_refused() -> None:
-    with pytest.raises(ValueError, match="names 8x64, and the model reads 48 tokens at most"):
-        Buckets.read({"AMPHORA_BUCKETS": "1x16 8x64"}, 48)
 
 
 def test_every_text_is_in_one_call_that_it_fits() -> None:
@@ -80,27 +84,27 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
     torch._dynamo.reset()
 
 
-BODIES: dict[str, Any] = {
-    "BertForSequenceClassification": {"inputs": MANY, "parameters": {"top_k": None}},
-    "BertForQuestionAnswering": {"inputs": {"question": "who", "context": "anna said " * 30}},
-    "BertModel": {"inputs": MANY},
-}
-
-
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("BertForSequenceClassification", {"inputs": MANY, "parameters": {"top_k": None}}),
+        ("BertForQuestionAnswering", {"inputs": {"question": "who", "context": "anna said " * 30}}),
+        ("BertModel", {"inputs": MANY}),
+    ],
+)
 def test_each_head_is_one_graph_for_each_bucket_without_breaks(
-    kind: str, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, body: Any, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(kind, tmp_path / "model", num_hidden_layers=1)
     shapes = ["1x16", "4x48"] if kind == "BertForSequenceClassification" else ["4x48"]
     served = Handlers(folder, AMPHORA_BUCKETS=",".join(shapes))
     assert len(graphs) == len(shapes)
-    answer = served.ask(BODIES[kind])
+    answer = served.ask(body)
     assert len(graphs) == len(shapes)
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
     for module in (programs, loading):
         monkeypatch.setattr(module, "DEVICES", frozenset())
-    assert_close(answer, Handlers(folder).ask(BODIES[kind]))
+    assert_close(answer, Handlers(folder).ask(body))
 
 
 def test_a_model_with_a_break_in_its_graph_is_not_served(

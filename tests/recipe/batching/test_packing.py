@@ -11,14 +11,6 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BertConfig,
-    PreTrainedModel,
-    TrainingArguments,
-)
 
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
@@ -200,7 +192,7 @@ def test_what_the_table_says_of_packing() -> None:
     run = batches.Training(samples=samples_of(tweet_lengths(75)), size=8)
     held_out = {"evaluation": samples_of(tweet_lengths(20))}
 
-    def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any, str]:
+    def lay(model: transformers.PreTrainedModel, packing: bool | None) -> tuple[Any, Any, str]:
         table = Table()
         chosen = batch_layout.layouts(to_train(model, CLASSES, 8, packing), run, held_out, table)
         return *chosen, str(table.rows[0])
@@ -239,7 +231,7 @@ def test_losses_of_documents_are_those_of_each_alone(
         "one row": lambda lengths: Packed(flat.row(lengths), SIZE, PAD, 0),
     }
 
-    def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
+    def alone(model: transformers.PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
         """[2]: the sum of a document's losses, and how often the model is right, by its own words."""
         ids = torch.from_numpy(documents.tokens(row).astype(np.int64))
         learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
@@ -254,10 +246,10 @@ def test_losses_of_documents_are_those_of_each_alone(
     }  # fmt: skip
     if kind in ("mistral", "phi3", "starcoder2") or "windows" in kind:
         values |= {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}
-    config = CONFIG_MAPPING[kind.partition(",")[0]](**values)
+    config = transformers.CONFIG_MAPPING[kind.partition(",")[0]](**values)
     config._attn_implementation = attention
     torch.manual_seed(0)
-    model = spread(AutoModelForCausalLM.from_config(config))
+    model = spread(transformers.AutoModelForCausalLM.from_config(config))
     documents = documents_of([30, 5, 17, 2, 41])
     rows = np.arange(5)
     expected = torch.stack([alone(model, documents, row) for row in rows])
@@ -483,9 +475,9 @@ def test_where_it_is_not_used_the_reason_is_given(
 ) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    actual = flat_attention.why_not(BertConfig(**changes), cuda, dtype)
+    actual = flat_attention.why_not(transformers.BertConfig(**changes), cuda, dtype)
     assert actual is None if reason is None else reason in str(actual)
-    assert flat_attention.why_not(BertConfig(), torch.device("cpu"), dtype)
+    assert flat_attention.why_not(transformers.BertConfig(), torch.device("cpu"), dtype)
 
 
 def test_a_training_in_rows_is_one_in_blocks(
@@ -498,14 +490,14 @@ def test_a_training_in_rows_is_one_in_blocks(
         monkeypatch.setattr(flat_attention, "why_not", lambda *_, reason=reason: reason)
         model = make("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
         samples = samples_of(tweet_lengths(24))
-        arguments = TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path), per_device_train_batch_size=8, per_device_eval_batch_size=8,
             max_steps=3, learning_rate=0.02, optim="sgd", eval_strategy="epoch", logging_steps=1,
             save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
         loaded = Loaded(
             model=model,
-            tokenizer=AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD),
             arguments=arguments,
             objective=CLASSES,
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
@@ -210,20 +209,6 @@ def test_padding_is_that_of_the_best_lengths() -> None:
             if chosen[-1] == tops[-1]
         ]
         assert computed_tokens(packing.buckets(of_steps)) == min(map(computed_tokens, every))
-
-
-def test_nothing_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = []
-    steps = packing.steps
-    monkeypatch.setattr(
-        packing, "steps", lambda *given: planned.append(given[3]) or steps(*given)
-    )  # fmt: skip
-    training = batches.Training(samples=samples_of([5] * 50), size=8)
-    assert len(training.rows(1, True)) == 7
-    loader: Any = batches.training_loader(training, Packed(Shape(2, 20), 8, PAD, 0), False)
-    loader.set_epoch(5)
-    assert len([batch for batch in loader if isinstance(batch["rows"], torch.Tensor)]) == 7
-    assert planned == [0, 5]
 
 
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:

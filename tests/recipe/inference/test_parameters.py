@@ -3,9 +3,8 @@ parameters do under two poolings."""
 
 import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,26 +26,12 @@ LONG = " ".join([*["anna"] * 30, *["film"] * 30])
 NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A task, a request for it, and for each of its parameters a value that changes the answer."""
-
-    kind: str
-    known: set[str]
-    inputs: Any
-    changes: Mapping[str, Any]
-    """By parameter its value, or its value and the parameters beside it in both requests."""
-    usual: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of every request."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 9
-    ends: str = ""
-    """A token that ends a text, too: these models write none of their own."""
-    without_effect: set[str] = field(default_factory=set)
-    """Parameters that change no answer: what is padded is masked, and the like."""
-
-
+# A task: its model, parameters and request; for each parameter a value that changes the answer, maybe with
+# the parameters beside it in both requests; parameters of every request; a token that ends a text, too
+# (these models write none of their own); parameters that change no answer: what is padded is masked.
+Task = functools.partial(
+    SimpleNamespace, usual={}, environ={}, config={}, seed=9, ends="", without_effect=set()
+)
 _SAMPLED = {"do_sample": True, "seed": 3, "num_beams": 1}
 _READ = {"max_length": 6, "truncation_direction": "left"}
 

@@ -1,7 +1,6 @@
 """What is refused, at start and of a request; and the tasks that transformers' pipelines answer."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,87 +21,57 @@ from tests.support.serving_kit import TEXTS, Handlers, save, save_nllb, tokenize
 CLASSIFIER = "BertForSequenceClassification"
 
 
-def save_without_tokenizer(folder: Path) -> None:
-    save(CLASSIFIER, folder)
-    for file in folder.glob("*token*"):
-        file.unlink()
-
-
-def save_broken_weight(folder: Path) -> None:
-    save(CLASSIFIER, folder)
-    weights = load_file(folder / "model.safetensors")
-    weights["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.nan
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
-def save_changed_settings(kind: str, **changes: Any) -> Callable[[Path], None]:
-    """Return what saves a model with changes of its config.json."""
-
-    def make(folder: Path) -> None:
-        save(kind, folder)
-        settings = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**settings, **changes}))
-
-    return make
-
-
-def as_sparse(folder: Path) -> None:
-    save("BertForMaskedLM", folder)
-    (folder / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x"}, {"idx": 1}]')
-    (folder / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
-
-
-def save_unknown_activation(folder: Path) -> None:
-    save(CLASSIFIER, folder, num_labels=1,
-         sentence_transformers={"activation_fn": "somebody.Activation"})  # fmt: skip
-
-
-def save_cut_weights(folder: Path) -> None:
-    save(CLASSIFIER, folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:2000])
-
-
-def save_lfs_pointer(folder: Path) -> None:
-    save(CLASSIFIER, folder)
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
-    (folder / "model.safetensors").write_text(text)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("make", "environ", "words"),
+    ("kind", "changes", "environ", "words"),
     [
-        (save_without_tokenizer, {}, ["has no tokenizer", "tokenizer.json"]),
-        (save_broken_weight, {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
-        (save_changed_settings("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
-        (save_changed_settings("BertModel", architectures=["BertWithMyHead"]), {}, ["BertWithMyHead", "HF_TASK", "fill-mask"]),
-        (save_changed_settings("BertModel", architectures=None), {}, ["no architectures", "HF_TASK"]),
-        (save_changed_settings("BertModel"), {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
-        (save_changed_settings(CLASSIFIER), {"HF_TASK": "zero-shot-classification"},
+        (CLASSIFIER, "no tokenizer", {}, ["has no tokenizer", "tokenizer.json"]),
+        (CLASSIFIER, "NaN", {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
+        ("BertForNextSentencePrediction", {}, {}, ["BertForNextSentencePrediction", "HF_TASK"]),
+        ("BertModel", {"architectures": ["BertWithMyHead"]}, {}, ["BertWithMyHead", "HF_TASK", "fill-mask"]),
+        ("BertModel", {"architectures": None}, {}, ["no architectures", "HF_TASK"]),
+        ("BertModel", {}, {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
+        (CLASSIFIER, {}, {"HF_TASK": "zero-shot-classification"},
          ["entailment", "LABEL_0"]),
-        (save_changed_settings("GPT2LMHeadModel"), {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
-        (save_changed_settings(CLASSIFIER, id2label={"0": "a", "1": "b", "2": "c"}), {},
+        ("GPT2LMHeadModel", {}, {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
+        (CLASSIFIER, {"id2label": {"0": "a", "1": "b", "2": "c"}}, {},
          ["config.json .id2label.* contradicts the shapes"]),
-        (save_cut_weights, {}, ["weights are cut off or damaged"]),
-        (save_lfs_pointer, {},
+        (CLASSIFIER, "cut", {}, ["weights are cut off or damaged"]),
+        (CLASSIFIER, "pointer", {},
          ["pointers of Git LFS instead of files: model.safetensors.*git lfs pull"]),
-        (save_changed_settings(CLASSIFIER, model_type="mine", auto_map={"AutoConfig": "mine.MyConfig"}), {},
+        (CLASSIFIER, {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}, {},
          ["Set HF_TRUST_REMOTE_CODE=true"]),
-        (as_sparse, {}, ["SparseEncoder", "inference.py"]),
-        (save_unknown_activation, {}, ["somebody.Activation", "Sigmoid"]),
-        (save_changed_settings("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
-        (save_changed_settings("BertModel"), {"HF_TASK": "table-question-answering"}, ["not served without code", "model_fn"]),
-        (save_changed_settings("BertModel"), {"HF_TASK": "audio-classification"}, ["not served without code", "wavfile"]),
-        (save_changed_settings("BertModel", architectures=["LlavaForConditionalGeneration"]), {},
+        ("BertForMaskedLM", "sparse", {}, ["SparseEncoder", "inference.py"]),
+        (CLASSIFIER, {"num_labels": 1, "sentence_transformers": {"activation_fn": "somebody.Activation"}}, {}, ["somebody.Activation", "Sigmoid"]),
+        ("BertModel", {}, {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
+        ("BertModel", {}, {"HF_TASK": "table-question-answering"}, ["not served without code", "model_fn"]),
+        ("BertModel", {}, {"HF_TASK": "audio-classification"}, ["not served without code", "wavfile"]),
+        ("BertModel", {"architectures": ["LlavaForConditionalGeneration"]}, {},
          ["image-text-to-text .* is not served without code"]),
-        (save_changed_settings("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
+        ("BertModel", {}, {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_right_is_refused_at_start(
-    make: Callable[[Path], None], environ: dict[str, str], words: list[str], tmp_path: Path
+    kind: str, changes: Any, environ: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
-    make(tmp_path / "model")
+    folder = save(kind, tmp_path / "model")
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if isinstance(changes, dict):
+        config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    elif changes == "no tokenizer":
+        for file in folder.glob("*token*"):
+            file.unlink()
+    elif changes == "NaN":
+        tensors = load_file(weights)
+        tensors["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.nan
+        save_file(tensors, weights, {"format": "pt"})
+    elif changes == "cut":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    elif changes == "pointer":
+        weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n")
+    else:
+        (folder / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x"}, {"idx": 1}]')
+        (folder / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
     with pytest.raises(Exception, match=words[0]) as caught:
         Handlers(tmp_path / "model", **environ)
     for word in words[1:]:
@@ -128,18 +97,14 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
     ],
 )
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
-    def assert_task(folder: Path, kind: str, task: str | None, **environ: str) -> None:
-        """Check the task of a saved model; None if there is none."""
-        origin = Origin.find(str(folder), environ)
-        if task is None:
-            with pytest.raises(ModelError, match=kind):
-                registry.task_of(origin)
-        else:
-            assert registry.task_of(origin) == task
-
     settings = {"model_type": "bert", "architectures": [kind]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert_task(tmp_path, kind, task)
+    origin = Origin.find(str(tmp_path), {})
+    if task is None:
+        with pytest.raises(ModelError, match=kind):
+            registry.task_of(origin)
+    else:
+        assert registry.task_of(origin) == task
 
 
 @pytest.mark.parametrize(

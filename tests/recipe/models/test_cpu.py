@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from recipe.models import cpu_kernels
@@ -158,11 +153,11 @@ def test_padded_rows_are_attended_by_products_of_matrices_in_bfloat16_only(
         return usual(*args, **options)
 
     monkeypatch.setattr(cpu_kernels, "attend", attend)
-    config = ViTConfig(
+    config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         image_size=16, patch_size=8,
     )  # fmt: skip
-    model = ViTForImageClassification(config).train()
+    model = transformers.ViTForImageClassification(config).train()
     cpu_kernels.lighten(model, packed_attention=False, padded_attention=True)
     pictures = torch.randn(2, 3, 16, 16)
     model(pixel_values=pictures)
@@ -190,8 +185,8 @@ def test_every_dropout_is_replaced_whether_it_is_a_layer_or_a_call(
     sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20}
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
     feed = {"encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16}
-    model = BartForConditionalGeneration(
-        BartConfig(**sizes, **heads, **feed, dropout=0.5, pad_token_id=1)
+    model = transformers.BartForConditionalGeneration(
+        transformers.BartConfig(**sizes, **heads, **feed, dropout=0.5, pad_token_id=1)
     ).train()
     layers = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.2))
     cpu_kernels.lighten(model, packed_attention=False)

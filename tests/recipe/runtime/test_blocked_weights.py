@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from recipe.runtime import blocked_weights
 from tests.support.serving_kit import TEXTS, Handlers, save, tokenizer
@@ -34,7 +26,7 @@ needs_kernels = pytest.mark.skipif(
 
 def model_of(kind: Any, **options: Any) -> Any:
     torch.manual_seed(0)
-    return kind(BertConfig(**SIZES, **options)).eval().to(torch.bfloat16)
+    return kind(transformers.BertConfig(**SIZES, **options)).eval().to(torch.bfloat16)
 
 
 @torch.inference_mode()
@@ -49,7 +41,7 @@ def are_equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 @needs_kernels
 def test_products_are_the_same_to_the_bit() -> None:
     # A ReLU is not computed with the product.
-    model = model_of(BertForSequenceClassification, hidden_act="relu")
+    model = model_of(transformers.BertForSequenceClassification, hidden_act="relu")
     expected = answers_of(model)
     assert blocked_weights.use(model, lambda: answers_of(model), are_equal) == ""
     assert are_equal(answers_of(model), expected)
@@ -63,7 +55,9 @@ def test_products_are_the_same_to_the_bit() -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForMaskedLM])
+@pytest.mark.parametrize(
+    "kind", [transformers.BertForSequenceClassification, transformers.BertForMaskedLM]
+)
 def test_answers_with_gelu_are_nearer_to_those_of_float32(kind: Any) -> None:
     model = model_of(kind)
     expected = answers_of(model)
@@ -78,7 +72,7 @@ def test_answers_with_gelu_are_nearer_to_those_of_float32(kind: Any) -> None:
         return float((torch.stack(those) - torch.stack(exact)).abs().mean())
 
     assert error(answers) < 1.1 * error(expected)
-    if kind is BertForMaskedLM:
+    if kind is transformers.BertForMaskedLM:
         shared = model.get_output_embeddings().weight
         assert shared is model.get_input_embeddings().weight
         assert shared.device.type == "cpu"
@@ -86,7 +80,7 @@ def test_answers_with_gelu_are_nearer_to_those_of_float32(kind: Any) -> None:
 
 @needs_kernels
 def test_a_model_that_answers_otherwise_keeps_its_weights() -> None:
-    model = model_of(BertForSequenceClassification)
+    model = model_of(transformers.BertForSequenceClassification)
     expected = answers_of(model)
     fault = blocked_weights.use(model, lambda: answers_of(model), lambda *_: False)
     assert "differ" in fault
@@ -99,11 +93,11 @@ def test_a_model_that_answers_otherwise_keeps_its_weights() -> None:
 
 
 WRITERS: dict[Any, Any] = {
-    GPT2LMHeadModel: GPT2Config(
+    transformers.GPT2LMHeadModel: transformers.GPT2Config(
         vocab_size=90, n_embd=64, n_layer=2, n_head=4, n_positions=48, bos_token_id=2,
         eos_token_id=3, pad_token_id=0, initializer_range=0.3,
     ),
-    T5ForConditionalGeneration: T5Config(
+    transformers.T5ForConditionalGeneration: transformers.T5Config(
         vocab_size=90, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, eos_token_id=3,
         decoder_start_token_id=0, pad_token_id=0,
     ),
@@ -135,7 +129,9 @@ def test_texts_in_float32_are_those_of_the_plain_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    T5ForConditionalGeneration(WRITERS[T5ForConditionalGeneration]).save_pretrained(tmp_path)
+    transformers.T5ForConditionalGeneration(
+        WRITERS[transformers.T5ForConditionalGeneration]
+    ).save_pretrained(tmp_path)
     tokenizer(max_length=48).save_pretrained(tmp_path)
     body = {"inputs": TEXTS, "parameters": {"max_new_tokens": 9, "num_beams": 2}}
     answers = []
@@ -166,10 +162,10 @@ def test_it_is_left_out_where_it_does_not_go_or_gains_nothing(
 @needs_kernels
 def test_the_handlers_use_them_in_bfloat16(tmp_path: Path) -> None:
     folder = save("BertForSequenceClassification", tmp_path / "model", 7)
-    config = BertConfig.from_pretrained(folder)
+    config = transformers.BertConfig.from_pretrained(folder)
     config.update({**SIZES, "vocab_size": config.vocab_size})
     torch.manual_seed(0)
-    BertForSequenceClassification(config).save_pretrained(folder)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
     body = {"inputs": [*TEXTS, TEXTS[0]], "top_k": None}
     answers = []
     for value in ("1", "0"):

@@ -222,11 +222,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert faults[0] < faults[1] / 3
 
 
-@pytest.mark.parametrize(("count", "shown"), [(12, "12 B"), (4_200, "4.2 kB"), (1.5e10, "15 GB")])
-def test_a_size_is_never_zero_of_a_large_unit(count: float, shown: str) -> None:
-    assert memory.size(count) == shown
-
-
 def choose(processes: int, *argv: str, kind: str = "cpu") -> Distribution:
     given = parse(argv)
     on = Device(kind=kind, bf16=False, reason="", processes=processes, threads=None)

@@ -7,9 +7,8 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel
+from transformers import DataCollatorForLanguageModeling
 
 from recipe.batching import batches, packing
 from recipe.errors import HyperparameterError, ModelError
@@ -21,10 +20,9 @@ from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
 from recipe.tasks.masked_lm.spec import Options
 from tests.support import serving_kit
-from tests.support.packed_batches import KINDS, SMALL, spread
+from tests.support.packed_batches import KINDS, SMALL, make
 
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
-ENCODERS = {**KINDS, "deberta-v2": ("DebertaV2", {**SMALL, "relative_attention": True})}
 
 
 def tokenise(
@@ -125,22 +123,14 @@ def test_an_evaluation_masks_at_least_one_token() -> None:
         assert fixed.labels.sum() == fixed.weight(np.arange(1)) == 1
 
 
-def make(kind: str) -> PreTrainedModel:
-    """A small random model whose weights are far from 0, so that a leak would be seen."""
-    name, values = ENCODERS[kind]
-    values = {**values, "vocab_size": 71, "pad_token_id": 0}
-    config = getattr(transformers, f"{name}Config")(**values)
-    config._attn_implementation = "eager" if kind == "deberta-v2" else "sdpa"
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForMaskedLM.from_config(config)
-    return spread(model)
-
-
 @pytest.mark.parametrize(
     "kind", ["bert", "distilbert", "electra", "roberta", "modernbert", "deberta-v2"]
 )
-def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
-    model = make(kind)
+def test_loss_and_gradients_are_those_of_each_text_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "deberta-v2", ("DebertaV2", {**SMALL, "relative_attention": True}))
+    model = make(kind, "ForMaskedLM", vocab_size=71, pad_token_id=0)
     config: Any = model.config
     samples = tokenise([LONG, "the film was good", "who", "in paris", LONG[:40]], max_length=60)
     samples = samples.draw_epoch(1, 4)

@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import RecipeError
+from recipe.errors import HyperparameterError, RecipeError
+from recipe.models.pretrained import Source
+from recipe.runtime import memory
 from recipe.task_table import TASKS
+from recipe.training import preflight
 from tests.support import tasks
-from tests.support.jobs import write
+from tests.support.jobs import folders_of, write
 from tests.support.refusals import refused
 from tests.support.tasks import JOBS
 from tests.support.words import triplets
@@ -215,11 +219,7 @@ def test_labels_that_only_look_like_none_are_evaluated_on(
 
 def test_a_column_without_a_name_is_read_as_one_without_a_role(tmp_path: Path) -> None:
     rows = [{**row, "": ["a"], "12": "b"} for row in CLASSED]
-    channels = {"train": write(tmp_path / "train", rows)}
-    task = task_table.load("text-classification")(
-        channels, parse(["--task", "text-classification"])
-    )
-    assert task.data.text_columns == ("text",)
+    assert load(tmp_path, rows).data.text_columns == ("text",)
 
 
 def test_labels_that_are_none_by_name_cannot_be_predicted_for(tmp_path: Path) -> None:
@@ -249,3 +249,88 @@ def test_test_data_of_another_form_is_evaluated_on(task: str, tmp_path: Path) ->
         tmp_path / "unlabelled", [{**row, "label": None} for row in pairs], "test"
     )
     assert len(task_table.load(task)(channels, parse(["--task", task])).data.evaluation) < 12
+
+
+def load(folder: Path, rows: Any, *argv: str) -> Any:
+    given = parse(["--task", "text-classification", *argv])
+    return task_table.load("text-classification")({"train": write(folder, rows)}, given)
+
+
+def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(HyperparameterError, match=r"long_texts has value 'split'.*ModernBERT"):
+        parse(["--task", "text-classification", "--long_texts", "split"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "evaluates"),
+    [
+        ([], True),
+        (["--eval_strategy", "no"], False),
+        (["--eval_strategy", "no", "--do_eval"], True),
+        (["--do_eval", "False"], False),
+        (["--do_eval", "False", "--eval_strategy", "epoch"], True),
+        (["--eval_strategy", "steps"], True),
+    ],
+)
+def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates: bool) -> None:
+    assert parse(argv).evaluates is evaluates
+
+
+def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
+    task = load(tmp_path, CLASSED, "--eval_strategy", "no")
+    assert task.train.num_rows == 12
+    assert "evaluation: none (eval_strategy=no); all rows train" in task.notes
+    assert load(tmp_path, CLASSED).train.num_rows < 12
+
+
+def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
+    folders = folders_of(tmp_path, {"train": write(tmp_path, CLASSED)})
+    argv = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
+    (only,) = preflight.inspect(argv, folders, 2)
+    assert (only.level, only.what) == ("error", "hyperparameter")
+    assert "early_stopping_patience needs evaluations during training" in only.detail
+
+
+def test_doctor_says_what_to_give_if_the_weights_do_not_fit(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = folders_of(tmp_path, {"train": write(tmp_path, CLASSED)})
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    given = ["--model_name_or_path", str(tiny_model)]
+    findings = {one.what: one for one in preflight.inspect(given, folders, 2)}
+    assert findings["memory"].level == "warning"
+    assert "Give lora_r=16 or fsdp=full_shard or an instance with more memory" in str(
+        findings["memory"]
+    )
+    given += ["--lora_r", "2", "--fsdp", "full_shard"]
+    findings = {one.what: one for one in preflight.inspect(given, folders, 2)}
+    assert str(findings["memory"]).endswith(". Give an instance with more memory")
+
+
+@pytest.mark.parametrize(
+    ("names", "is_several", "expected"),
+    [
+        (["so", "bad", "good"], False, ["so", "bad", "good"]),
+        (["so", "bad", "good"], True, ["so", "bad", "good"]),
+        (["so", "bad", "fair"], False, ["bad", "good", "so"]),
+        (["so", "bad", "good", "fair"], False, ["bad", "good", "so"]),
+    ],
+)
+def test_a_model_that_knows_the_labels_keeps_their_order(
+    tmp_path: Path, names: list[str], is_several: bool, expected: list[str]
+) -> None:
+    """Its head would begin with the labels interchanged."""
+    model = tmp_path / "model"
+    BertConfig(
+        id2label=dict(enumerate(names)), label2id={name: n for n, name in enumerate(names)}
+    ).save_pretrained(model)
+    several = (["good"], [], ["bad", "so"])
+    rows = [{**row, "label": several[n % 3]} for n, row in enumerate(CLASSED)]
+    task = load(tmp_path / "data", rows if is_several else CLASSED)
+    before = task.train.features["label"]
+    shown = [task.data.labels.show(label) for label in task.train["label"]]
+    task.take_labels_of(Source(name=str(model), is_local=True))
+    assert list(task.data.labels.names) == expected
+    after = [sorted(task.data.labels.show(label).split(", ")) for label in task.data.train["label"]]
+    assert after == [sorted(label.split(", ")) for label in shown]
+    assert task.train.features["label"] == before

@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from recipe.data.files import spool
@@ -212,17 +212,10 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
     if kind == "in Python":
         return ByT5Tokenizer()
     if kind == "Unigram":
-        model = Tokenizer(models.Unigram())
+        pieces = [("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), ("film", -3.5), ("lm", -4.0)]
+        pieces += [(letter, -6.0) for letter in "abcthefilm.,'0"]
+        model = Tokenizer(models.Unigram(pieces, unk_id=0))
         model.pre_tokenizer = pre_tokenizers.Metaspace()
-        model.train_from_iterator(
-            ["the film abc é中 .,' 0"] * 9,
-            trainers.UnigramTrainer(
-                vocab_size=60,
-                special_tokens=["<unk>", "</s>"],
-                unk_token="<unk>",
-                show_progress=False,
-            ),
-        )
         return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=10_000)
     made = AutoTokenizer.from_pretrained(tiny_model)
     if kind == "left":

@@ -4,16 +4,15 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from recipe import arguments
 from recipe.errors import HyperparameterError
-from recipe.training.forecast import Forecast, Stopwatch, forecast_job
+from recipe.training.forecast import Forecast
 from tests.support.jobs import Job
 from tests.support.words import write_reviews
 
@@ -226,24 +225,6 @@ def test_the_smaller_limit_counts(
 ) -> None:
     argv = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     assert arguments.parse(argv).budget_seconds(hosts) == seconds
-
-
-def test_the_two_evaluations_of_a_quantization_are_forecast(tmp_path: Path) -> None:
-    left = []
-    for argv in ([], ["--quantize", "int8"]):
-        given = arguments.parse(["--eval_strategy", "no", *argv])
-        args = TrainingArguments(str(tmp_path), eval_strategy="no", report_to="none", use_cpu=True)
-        plan: Any = SimpleNamespace(hyperparameters=given, arguments=args, host_count=1)
-        forecast = forecast_job(
-            plan, torch.nn.Linear(1, 1), rows={"train": 96, "evaluation": 48},
-            steps_of_epoch=12, started=0, bytes_per_second=lambda: 1e9,
-        )  # fmt: skip
-        times = iter((0.0, 7.0))
-        watch = vars(forecast)["_watch"] = Stopwatch(lambda times=times: next(times))
-        watch.lap("evaluation")
-        state = TrainerState()
-        left.append(forecast.seconds_left(args, state, 12))
-    assert left[1] - left[0] == pytest.approx(14)
 
 
 @pytest.mark.heavy

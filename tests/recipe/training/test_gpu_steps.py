@@ -1,22 +1,27 @@
 """What a step does otherwise on a GPU, tried on a CPU: stops and buffers."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import ResNetConfig, ResNetForImageClassification
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import ResNetConfig, ResNetForImageClassification, TrainerCallback
 
 from recipe.runtime import distribution
+from recipe.training import engine as engines
 from recipe.training import interruptions
-from tests.support.packed_batches import make
+from tests.support import packed_batches
+from tests.support.jobs import Job
+from tests.support.tasks import CASES, make
 
 
 def test_buffers_are_sent_where_a_step_changes_them() -> None:
     small = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "num_labels": 2}
     assert distribution.has_changing_buffers(ResNetForImageClassification(ResNetConfig(**small)))
-    assert not distribution.has_changing_buffers(make("bert"))
+    assert not distribution.has_changing_buffers(packed_batches.make("bert"))
     module = torch.nn.Module()
     module.register_buffer("mean", torch.zeros(2), persistent=False)
     assert not distribution.has_changing_buffers(module)
@@ -58,3 +63,81 @@ def test_a_stop_is_agreed_on_in_time(
     now[0] += 30
     assert asking._agreed("evaluation")[0]
     assert group.polls == polls + 1
+
+
+IN_EVERY_CHECK = ("sentence-embedding", "causal-lm, LoRA")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore")  # of the training process, not of what is tested
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name not in IN_EVERY_CHECK)) for name in CASES],
+)
+def test_no_step_waits_for_the_device(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TO_TEXT = ("summarization", "summarization, LoRA", "translation", "text2text-generation")
+    # Waits for each batch: transformers asks whether a mask leaves anything out, of the
+    # encoder's attention and of the decoder's to the encoder.
+    OF_THE_LIBRARY = dict.fromkeys(TO_TEXT, 2)
+    BATCHES = 2
+    ARGUMENTS = (
+        *("--max_steps", "7", "--save_strategy", "no", "--eval_strategy", "no", "--bf16", "True"),
+        *("--logging_strategy", "no", "--batch_size", "4", "--gradient_accumulation_steps", "2"),
+    )
+
+    class Waits(TorchDispatchMode):
+        """Counts the operations for whose result a process would wait for its GPU."""
+
+        NAMES = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.operations: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = func.name().partition("::")[2].partition(".")[0]
+            # By a mask, of which it must know how many places are True.
+            by_mask = name in ("index", "index_put_", "index_put") and any(
+                arg is not None and arg.dtype in (torch.bool, torch.uint8) for arg in args[1]
+            )
+            if name.startswith(self.NAMES) or by_mask:
+                self.operations.append(name)
+            return func(*args, **(kwargs or {}))
+
+    class Quiet(TrainerCallback):
+        """Counts over the steps from the third to the last but one, in which nothing is logged."""
+
+        def __init__(self, waits: Waits) -> None:
+            self.waits, self.counts = waits, {}
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.counts[state.global_step] = len(self.waits.operations)
+
+    data, arguments = make(name, tmp_path)
+    waits = Waits()
+    quiet = Quiet(waits)
+    real = engines.build
+
+    def build(*given: Any, **options: Any) -> Any:
+        trainer = real(*given, **options)
+        trainer._looks_at_once = False  # as on an accelerator
+        trainer.add_callback(quiet)
+        train = trainer.run
+
+        def watched() -> Any:
+            with waits:
+                return train()
+
+        monkeypatch.setattr(trainer, "run", watched)
+        return trainer
+
+    monkeypatch.setattr(engines, "build", build)
+    Job(tmp_path / "base", {"train": data}, (*arguments, *ARGUMENTS)).run_here()
+    expected = OF_THE_LIBRARY.get(name, 0) * BATCHES * 4
+    assert quiet.counts[6] - quiet.counts[2] == expected, waits.operations
+    assert waits.operations.count("_local_scalar_dense") >= 1, "it counts nothing"

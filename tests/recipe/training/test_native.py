@@ -142,24 +142,6 @@ def test_every_task_keeps_the_rules(
 
 @pytest.mark.heavy
 @pytest.mark.long
-def test_a_shape_that_varies_would_be_seen(
-    tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
-) -> None:
-    """The counter counts: padded batches have a graph more for each length."""
-    rows = [
-        ("the film " * (1 + 9 * (n % 3)) + text, label)
-        for n, (text, label) in enumerate(reviews(40))
-    ]
-    arguments = ("--model_id", str(tiny_model), "--epochs", "1", "--batch_size", "4")
-    done, (seen,) = run(
-        tmp_path / "padded", rows, preloaded, *arguments, *COMPILED, "--packing", "False"
-    )
-    assert done.returncode == 0, done.stderr
-    assert seen["graphs"] > 2
-
-
-@pytest.mark.heavy
-@pytest.mark.long
 def test_two_processes_agree_through_a_group_called_neuron(
     tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
 ) -> None:
