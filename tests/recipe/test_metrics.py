@@ -37,16 +37,10 @@ def test_a_number_survives_the_line_and_its_regex(value: float) -> None:
     assert read(metrics.metric_line(3, 0.5, {"loss": value}))["loss"] == pytest.approx(value)
 
 
-def test_names_that_end_alike_are_told_apart() -> None:
+def test_lines_are_read_by_their_names_alone() -> None:
     values = {"eval_loss": 0.5, "train_loss": 0.25, "test_loss": 0.125}
     assert read(metrics.metric_line(3, None, values)) == values
-
-
-def test_a_prefix_of_the_launcher_does_not_hide_the_line() -> None:
     assert read("[rank0]: metric loss=0.5") == {"loss": 0.5}
-
-
-def test_other_lines_are_not_read() -> None:
     assert read("the loss=0.5 of the step") == {}
 
 

@@ -168,7 +168,7 @@ ANSWER: list[payloads.Label | list[payloads.Label]] = [
 ]
 
 
-def test_an_answer_is_json_unless_lines_or_csv_are_accepted() -> None:
+def test_an_answer_has_the_first_accepted_type_that_can_hold_it() -> None:
     body, kind = answers.write_answer(ANSWER, "image/png, */*;q=0.1")
     assert (json.loads(body), kind) == (ANSWER, "application/json")
     lines, kind = answers.write_answer(ANSWER, "image/png, application/jsonlines")
@@ -176,15 +176,16 @@ def test_an_answer_is_json_unless_lines_or_csv_are_accepted() -> None:
     assert kind == "application/jsonlines"
     body, _ = answers.write_answer(ANSWER, "text/csv")
     assert body.decode() == '"é,1",0.75\na,0.5,b,0.25\n'
-
-
-def test_vectors_are_numbers_in_csv_and_npy() -> None:
     vectors = [[0.5, 1.0], [2.0, -3.0]]
     assert answers.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
     array = np.load(io.BytesIO(answers.write_answer(vectors, "application/x-npy")[0]))
     assert (array.dtype, array.tolist()) == (np.float32, vectors)
     with pytest.raises(UnsupportedContentType, match="vectors"):
         answers.write_answer(ANSWER, "application/x-npy")
+    with pytest.raises(UnsupportedContentType, match="'image/png'"):
+        answers.write_answer(ANSWER, "image/png")
+    accepted = "application/x-npy, application/json;q=0.5"
+    assert answers.write_answer(ANSWER, accepted)[1] == "application/json"
 
 
 TOKENS = [{"token": {"text": "a"}}, {"token": {"text": "é"}}]
@@ -215,16 +216,6 @@ def test_a_stream_that_breaks_off_says_so_before_its_connection_breaks() -> None
     assert b"secret" not in event
     with pytest.raises(RuntimeError):
         next(events)
-
-
-def test_an_unknown_accept_is_named() -> None:
-    with pytest.raises(UnsupportedContentType, match="'image/png'"):
-        answers.write_answer(ANSWER, "image/png")
-
-
-def test_a_type_that_cannot_hold_the_answer_gives_way_to_the_next() -> None:
-    accepted = "application/x-npy, application/json;q=0.5"
-    assert answers.write_answer(ANSWER, accepted)[1] == "application/json"
 
 
 @pytest.mark.parametrize(

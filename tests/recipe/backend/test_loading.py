@@ -23,6 +23,7 @@ from recipe.errors import ModelError
 from recipe.inference import registry
 from recipe.runtime import device
 from recipe.tasks.causal_lm.serve import Generator
+from tests.support import plain_answers
 from tests.support.adapter_kit import adapter, merged
 from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close, save, tokenizer
 
@@ -253,47 +254,27 @@ def test_what_bfloat16_does_not_compute_is_served_in_float32(
         load(folder, transformers.AutoModelForSequenceClassification, AMPHORA_DTYPE="bfloat16")
 
 
-def save_made(folder: Path, tokenizer: Any, kind: str, config: Any) -> Any:
+def save_made(folder: Path, tokenizer: Any, kind: str, config: Any) -> None:
     torch.manual_seed(0)
     model = getattr(transformers, kind)(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model
 
 
 def test_longformer_answers_questions(tmp_path: Path) -> None:
-    BYTES = {piece: index for index, piece in enumerate(
-        ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS])}  # fmt: skip
-    tokenizer = transformers.RobertaTokenizer(vocab=BYTES, merges=[], model_max_length=64)
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "Ġ", ".", *LETTERS]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = transformers.RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=64)
     config = transformers.LongformerConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        attention_window=[8], max_position_embeddings=66, vocab_size=len(BYTES), pad_token_id=1,
+        attention_window=[8], max_position_embeddings=66, vocab_size=len(pieces), pad_token_id=1,
         sep_token_id=2, type_vocab_size=1, initializer_range=0.5,
     )  # fmt: skip
-    model = save_made(tmp_path, tokenizer, "LongformerForQuestionAnswering", config)
-    question, context = "who was bad", TEXTS[1]
-    encoded = tokenizer(question, context, return_tensors="pt")
-    with torch.no_grad():
-        output = model(**encoded)
-    of_context = torch.tensor([owner == 1 for owner in encoded.sequence_ids(0)])
-    # The token <s> stands for "no answer": it takes its part of the probability.
-    kept = of_context.clone()
-    kept[0] = True
-    starts, ends = (
-        torch.where(kept, logits[0], -1e4).softmax(-1) * of_context
-        for logits in (output.start_logits, output.end_logits)
-    )
-    spans = torch.triu(starts[:, None] * ends).tril(14)
-    first, last = divmod(int(spans.argmax()), len(kept))
-    answer = Handlers(tmp_path).ask(
-        {
-            "inputs": {"question": question, "context": context},
-            "parameters": {"align_to_words": False},
-        }
-    )
-    assert abs(answer["score"] - float(spans.max())) < 1e-5
-    assert answer["start"] == encoded[0].offsets[first][0]
-    assert answer["end"] == encoded[0].offsets[last][1]
+    save_made(tmp_path, tokenizer, "LongformerForQuestionAnswering", config)
+    rows = [{"question": "who was bad", "context": TEXTS[1]}]
+    body, expected = plain_answers.spans(tmp_path, rows)
+    parameters = {"align_to_words": False, "max_answer_len": plain_answers.LONGEST_ANSWER}
+    assert_close([Handlers(tmp_path).ask({**body, "parameters": parameters})], expected)
 
 
 def entities_are_those_of_transformers(folder: Path, **options: Any) -> None:

@@ -114,27 +114,11 @@ def test_a_name_is_read_or_refused(writer: Handlers) -> None:
         writer.post("/v1/chat/completions", {"messages": [system, user], "max_tokens": 2})
 
 
-def test_rerank_with_documents_is_jinas(ranker: Handlers) -> None:
-    plain = ranker.post("/rerank", {"query": "who", "texts": TEXTS})
-    for path in ("/v1/rerank", "/v2/rerank", "/invocations"):
-        answer = ranker.post(path, {"model": "m", "query": "who", "documents": TEXTS, "top_n": 2})
-        assert [result["index"] for result in answer["results"]] == [
-            item["index"] for item in plain[:2]
-        ]
-        for entry, expected in zip(answer["results"], plain, strict=False):
-            assert entry["relevance_score"] == pytest.approx(expected["score"], abs=1e-5)
-            assert entry["document"] == {"text": TEXTS[expected["index"]]}
-        assert answer["usage"]["total_tokens"] > 0
-
-
-def test_truncation_of_the_first_text_is_for_single_texts(labels: Handlers) -> None:
+def test_an_object_is_answered_and_truncated_as_by_the_pipeline(labels: Handlers) -> None:
     body = {"inputs": TEXT, "parameters": {"truncation": "only_first"}}
     assert labels.post("/invocations", body) == labels.post("/invocations", {"inputs": TEXT})
     with pytest.raises(BadRequest, match="of a pair the longer"):
         labels.post("/invocations", {**body, "inputs": [["a", "b"]]})
-
-
-def test_an_object_is_answered_as_the_pipeline_answers_it(labels: Handlers) -> None:
     (alone,) = labels.post("/invocations", {"inputs": TEXT})
     assert labels.post("/invocations", {"inputs": {"text": TEXT}}) == alone
     best = labels.post("/invocations", {"inputs": {"text": TEXT}, "parameters": {"top_k": 1}})
@@ -155,7 +139,7 @@ def test_lines_of_different_parameters_are_refused(labels: Handlers) -> None:
     assert "not a text" in fault["error"]["message"]
 
 
-def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
+def test_vectors_of_every_api_are_the_models(vectors: Any) -> None:
     whole = np.array(vectors.ask({"inputs": TEXTS}))
     expected = whole / np.linalg.norm(whole, axis=1, keepdims=True)
     body = {"input": TEXTS, "model": "any"}
@@ -170,9 +154,6 @@ def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
     plain = vectors.post("/embed", {"inputs": TEXTS, "normalize": False})
     assert np.allclose(plain, whole, atol=1e-6)
     assert len(vectors.ask({**body, "dimensions": 32})["data"]) == 4
-
-
-def test_similarities_are_those_of_the_vectors(vectors: Any) -> None:
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
     scores = vectors.ask({"inputs": inputs})
     first, *_ = units = np.array(vectors.post("/embed", {"inputs": TEXTS}))
@@ -199,7 +180,7 @@ def test_predictions_have_teis_shape(labels: Any) -> None:
     assert shares == pytest.approx(alone, abs=1e-5)
 
 
-def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
+def test_a_ranking_is_that_of_the_pairs_in_teis_and_jinas_form(ranker: Handlers) -> None:
     body = {"query": "who", "texts": TEXTS}
     pairs = ranker.ask({"inputs": [["who", text] for text in TEXTS]})
     order = sorted(range(4), key=lambda index: -pairs[index]["score"])
@@ -210,6 +191,16 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
         assert entry["score"] == pytest.approx(pairs[entry["index"]]["score"], abs=1e-6)
     raw = ranker.post("/rerank", {**body, "raw_scores": True})
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
+    plain = ranker.post("/rerank", {"query": "who", "texts": TEXTS})
+    for path in ("/v1/rerank", "/v2/rerank", "/invocations"):
+        answer = ranker.post(path, {"model": "m", "query": "who", "documents": TEXTS, "top_n": 2})
+        assert [result["index"] for result in answer["results"]] == [
+            item["index"] for item in plain[:2]
+        ]
+        for entry, expected in zip(answer["results"], plain, strict=False):
+            assert entry["relevance_score"] == pytest.approx(expected["score"], abs=1e-5)
+            assert entry["document"] == {"text": TEXTS[expected["index"]]}
+        assert answer["usage"]["total_tokens"] > 0
 
 
 def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:

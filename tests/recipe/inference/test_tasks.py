@@ -215,13 +215,20 @@ def test_a_text_of_scores_that_are_no_numbers_is_an_error_of_its_own(
     assert served.ask(good) == expected
 
 
-def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     prediction = [{"label": "a", "score": float("nan")}]
     for accept in ("application/json", "application/jsonlines", "text/csv"):
         with pytest.raises(ValueError, match="NaN"):
             answers.write_answer(prediction, accept)
     with pytest.raises(ValueError, match="NaN"):
         answers.write_answer([[0.5, float("inf")]], "application/x-npy")
+
+    def pieces() -> object:
+        raise RuntimeError("no memory")
+        yield {}
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        answers.write_answer(pieces(), "text/event-stream")
 
 
 def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
@@ -352,12 +359,3 @@ def test_a_task_of_another_head_is_refused(kind: str, task: str, head: str, tmp_
         return
     with pytest.raises(ModelError, match=f"names {kind}, the head of {head}. Leave HF_TASK out"):
         registry.chosen(origin, environ)
-
-
-def test_a_stream_that_fails_at_once_gets_an_error_status() -> None:
-    def pieces() -> object:
-        raise RuntimeError("no memory")
-        yield {}
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        answers.write_answer(pieces(), "text/event-stream")

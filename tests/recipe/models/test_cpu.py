@@ -27,15 +27,12 @@ def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) 
     assert kept[0].item() == pytest.approx(1 / (1 - p), rel=max(torch.finfo(dtype).eps, 1e-4))
 
 
-def test_noise_of_neighbours_is_independent() -> None:
+def test_noise_is_independent_and_drawn_from_the_generator_that_checkpoints_hold() -> None:
     torch.manual_seed(0)
     dropped = (cpu_kernels.noise(torch.empty(400_000), 0.5) == 0).double() - 0.5
     for distance in (1, 2, 3, 4, 8):
         covariance = (dropped[:-distance] * dropped[distance:]).mean().item()
         assert abs(covariance) < 4 * 0.25 / len(dropped) ** 0.5
-
-
-def test_noise_is_drawn_from_the_generator_that_checkpoints_hold() -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     first = cpu_kernels.noise(torch.empty(1000), 0.3)
@@ -44,22 +41,16 @@ def test_noise_is_drawn_from_the_generator_that_checkpoints_hold() -> None:
     assert torch.equal(cpu_kernels.noise(torch.empty(1000), 0.3), first)
 
 
-def test_all_is_dropped_at_1_and_nothing_in_evaluation() -> None:
+def test_dropout_at_its_ends_in_place_and_backward() -> None:
     values = torch.ones(3, 5)
     assert not cpu_kernels.dropout(values, 1.0).any()
     assert torch.equal(cpu_kernels.dropout(values, 1.0, training=False), values)
     assert torch.equal(cpu_kernels.dropout(values, 0.0), values)
     with pytest.raises(ValueError, match="between 0 and 1"):
         cpu_kernels.dropout(values, -0.1)
-
-
-def test_dropout_in_place_is_in_place() -> None:
     values = torch.ones(300)
     assert cpu_kernels.dropout(values, 0.4, inplace=True) is values
     assert set(values.unique().tolist()) == {0.0, values.max().item()}
-
-
-def test_dropouts_gradient_is_its_noise() -> None:
     torch.manual_seed(0)
     values = torch.ones(64, 33, requires_grad=True)
     dropped = cpu_kernels.dropout(values, 0.4)

@@ -211,11 +211,8 @@ def test_a_local_model_is_found(tiny_model: Path, requested: str | None) -> None
     assert (source.name, source.is_local) == (str(tiny_model), True)
 
 
-def test_a_name_on_the_hub_is_left_to_it() -> None:
+def test_a_model_by_name_is_the_hubs_or_refused_by_its_name(tmp_path: Path) -> None:
     assert pretrained.find("distilbert/distilbert-base-uncased", {}).is_local is False
-
-
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match="model_name_or_path is not given"):
         pretrained.find(None, {"train": tmp_path})
     with pytest.raises(ModelError, match=r"'/no/such/folder'.*no such folder"):

@@ -163,7 +163,6 @@ def test_a_warm_up_leaves_a_step_to_learn(
 
 REVIEWS = [{"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20)]
 TEXTS = [{"text": f"a film of {n}"} for n in range(20)]
-PROMPTS = [{"prompt": f"a film of {n}", "completion": f"number {n}"} for n in range(20)]
 
 
 def detect(
@@ -181,7 +180,7 @@ def detect(
     [
         (REVIEWS, "GPT2LMHeadModel", ["--task", "causal-lm"], "causal-lm", "as given"),
         (
-            PROMPTS,
+            [{"prompt": f"a film of {n}", "completion": f"number {n}"} for n in range(20)],
             "BertModel",
             ["--completion_column", "completion"],
             "causal-lm",
@@ -268,39 +267,32 @@ def test_all_columns_that_are_not_there_are_told_at_once(
         assert f"{name} has value 'no_{name}'" in str(refusal.value)
 
 
-def test_column_names_that_are_wrong_are_told_at_once_if_no_task_is_given(tmp_path: Path) -> None:
-    argv = ["--text_column", "texd,b", "--label_column", "labell"]
-    with pytest.raises(DataError) as refusal:
-        detect(tmp_path, REVIEWS, "BertForMaskedLM", *argv)
-    for word in ("text_column has value 'texd'", "text_column has value 'b'",
-                 "label_column has value 'labell'", "Did you mean text? Did you mean label?"):  # fmt: skip
-        assert word in str(refusal.value)
+@pytest.mark.parametrize(
+    ("rows", "argv", "words"),
+    [
+        (REVIEWS, "--text_column texd,b --label_column labell",
+         ["text_column has value 'texd'", "text_column has value 'b'", "label_column has value 'labell'",
+          "Did you mean text? Did you mean label?"]),
+        # Columns of numbers or nothing are not proposed as texts.
+        ([{"a": str(n % 2), "b": f"a film of {n}", "c": ""} for n in range(20)], "",
+         ["Give task=text-classification text_column=b label_column=a. "]),
+        # Of many columns the text is asked first.
+        ([{name: f"{name} film of {n}" for name in "qrstu"} for n in range(20)], "",
+         ["task=text-classification text_column=q; or"]),
+        (TEXTS, "--columns verse:text", ["No task has data with all", "columns=verse:text"]),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_which_columns_to_give(
+    rows: list[Any], argv: str, words: list[str], tmp_path: Path
+) -> None:
+    with refused((DataError, HyperparameterError), *words):
+        detect(tmp_path, rows, "BertForMaskedLM", *argv.split())
 
 
 def test_wikitext_s_files_are_plain_texts(tmp_path: Path) -> None:
     (tmp_path / "wiki.train.tokens").write_text(" = Rome = \n \n A city , of old .\n" * 9)
     given = parse(["--model_id", "a/b", "--task", "causal-lm"])
     assert len(task_table.load("causal-lm")({"train": tmp_path}, given).train) == 16
-
-
-def test_columns_of_numbers_or_nothing_are_not_proposed_as_texts(tmp_path: Path) -> None:
-    rows = [{"a": str(n % 2), "b": f"a film of {n}", "c": ""} for n in range(20)]
-    with pytest.raises(HyperparameterError) as refusal:
-        detect(tmp_path, rows)
-    assert "Give task=text-classification text_column=b label_column=a. " in str(refusal.value)
-
-
-def test_of_many_columns_the_text_is_asked_first(tmp_path: Path) -> None:
-    rows = [{name: f"{name} film of {n}" for name in "qrstu"} for n in range(20)]
-    with pytest.raises(HyperparameterError, match="task=text-classification text_column=q; or"):
-        detect(tmp_path, rows)
-
-
-def test_roles_that_no_task_has_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        HyperparameterError, match=r"No task has data with all .* columns=verse:text"
-    ):
-        detect(tmp_path, TEXTS, "BertModel", "--columns", "verse:text")
 
 
 Rows = list[dict[str, Any]]

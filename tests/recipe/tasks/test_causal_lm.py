@@ -219,19 +219,25 @@ def test_a_turn_that_begins_a_conversation_is_learned(
     assert not any(words in learned for words in ("hi", "why", "kind", "assistant"))
 
 
-def test_a_template_of_jumpstart_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"instruction": "do", "response": "done"}\n' * 3)
-    template = {"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}
-    (tmp_path / "template.json").write_text(json.dumps(template))
-    with pytest.raises(DataError, match=r"template.json is a template of JumpStart"):
+@pytest.mark.parametrize(("files", "words"), [
+    ({"train.jsonl": '{"instruction": "do", "response": "done"}\n' * 3,
+      "template.json": '{"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}'},
+     r"template.json is a template of JumpStart"),
+    ({"corpus.jsonl": '{"_id": "d", "text": "a text of it"}\n' * 3,
+      "qrels.tsv": "query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 3},
+     r"qrels.tsv lacks .text., read in the training data"),
+    ({"corpus": "Well, he said.\n" * 9}, r"may be a table or text.*corpus\.txt.*corpus\.csv"),
+])  # fmt: skip
+def test_files_that_hold_something_else_are_no_texts(
+    files: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=words):
         load(tmp_path)
-
-
-def test_files_that_hold_something_else_are_no_texts(tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "a text of it"}\n' * 3)
-    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 3)
-    with pytest.raises(DataError, match=r"qrels.tsv lacks .text., read in the training data"):
-        load(tmp_path)
+    if "corpus" in files:
+        (tmp_path / "corpus").rename(tmp_path / "corpus.txt")
+        assert set(load(tmp_path).train["text"]) == {"Well, he said."}
 
 
 @pytest.mark.parametrize(
@@ -295,14 +301,6 @@ def test_what_a_text_is_in_a_plain_file(
     for split in ("train", "test"):
         (tmp_path / f"{split}.txt").write_text("one\r\ntwo\r\n\r\nthree\r\n")
     assert list(load(tmp_path, sample_by=sample_by).train["text"]) == expected
-
-
-def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> None:
-    (tmp_path / "corpus").write_text("Well, he said.\n" * 9)
-    with pytest.raises(DataError, match=r"may be a table or text.*corpus\.txt.*corpus\.csv"):
-        load(tmp_path)
-    (tmp_path / "corpus").rename(tmp_path / "corpus.txt")
-    assert set(load(tmp_path).train["text"]) == {"Well, he said."}
 
 
 def spoken_parts(role: str, *parts: str) -> dict[str, Any]:

@@ -274,7 +274,7 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
     assert len(seen) == 5
 
 
-def test_checkpoints_are_whole_and_few(trained: Job) -> None:
+def test_checkpoints_are_whole_few_and_listed(trained: Job) -> None:
     assert {path.name for path in trained.checkpoints.iterdir()} == {
         "checkpoint-14",
         "checkpoint-15",
@@ -282,6 +282,13 @@ def test_checkpoints_are_whole_and_few(trained: Job) -> None:
     newest = checkpoints.newest(trained.checkpoints)
     assert newest is not None
     assert (newest.path.name, newest.finished) == ("checkpoint-15", True)
+    folder = trained.checkpoints / "checkpoint-15"
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    there = {path.name for path in folder.iterdir()} - {checkpoints.MANIFEST}
+    assert set(manifest["files"]) == there
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} < there
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    assert state["state"][0]["step"] == 15
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no manifest"])
@@ -433,16 +440,6 @@ def test_a_loss_that_is_no_number_names_step_and_rows(tmp_path: Path, trained: J
     ):
         assert words in str(raised.value)
     assert re.search(r"the rows \d+(, \d+){7} of the training data", str(raised.value))
-
-
-def test_the_manifest_covers_every_file(trained: Job) -> None:
-    folder = trained.checkpoints / "checkpoint-15"
-    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
-    there = {path.name for path in folder.iterdir()} - {checkpoints.MANIFEST}
-    assert set(manifest["files"]) == there
-    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} < there
-    state = torch.load(folder / "optimizer.pt", weights_only=True)
-    assert state["state"][0]["step"] == 15
 
 
 @pytest.fixture

@@ -33,15 +33,12 @@ def trained(
     return Job(base, channels, arguments, preloaded).finish()
 
 
-def test_it_learns_and_metrics_json_says_so(trained: Job) -> None:
+def test_it_learns_and_its_numbers_are_read_by_the_regexes(trained: Job) -> None:
     values = trained.metrics
     assert values["eval_accuracy"] == 1.0
     assert values["eval_f1_macro"] == values["eval_f1_weighted"] == 1.0
     assert values["epoch"] == 3.0
     assert {f"eval_{name}" for name in metrics.SCORES} < set(values)
-
-
-def test_the_regexes_read_its_real_output(trained: Job) -> None:
     lines = trained.log.splitlines()
     results: dict[str, list[float]] = {}
     for definition in metrics.metric_definitions():
@@ -64,7 +61,7 @@ def test_the_regexes_read_its_real_output(trained: Job) -> None:
     assert {name for name in named if not name.startswith("test_")} == set()
 
 
-def test_it_says_what_it_found(trained: Job) -> None:
+def test_its_log_and_folder_say_what_was_done(trained: Job) -> None:
     assert "training rows held out" not in trained.log
     assert "csv (comma); text 'review', label 'sentiment'" in trained.log
     assert "2 labels: neg (80 rows), pos (80 rows)" in trained.log
@@ -77,9 +74,6 @@ def test_it_says_what_it_found(trained: Job) -> None:
     )
     assert "\nnext: `amphora serve` answers requests with it" in trained.log
     assert "%|" not in trained.log
-
-
-def test_the_model_folder_is_complete(trained: Job) -> None:
     folder = trained.model
     files = (
         "config.json model.safetensors tokenizer.json tokenizer_config.json README.md SHA256SUMS"
@@ -91,7 +85,7 @@ def test_the_model_folder_is_complete(trained: Job) -> None:
     assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 32
 
 
-def test_the_card_tells_how_and_how_good_and_no_secret(trained: Job) -> None:
+def test_card_and_report_tell_how_and_how_good_and_no_secret(trained: Job) -> None:
     card = (trained.model / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for line in (
@@ -104,9 +98,6 @@ def test_the_card_tells_how_and_how_good_and_no_secret(trained: Job) -> None:
         assert line in card
     assert "very-secret" not in card
     assert "very-secret" not in trained.log
-
-
-def test_it_leaves_a_report_and_tensorboard_logs(trained: Job) -> None:
     page = (trained.output / "report.html").read_text()
     for words in (
         "Confusion matrix, evaluation data",
