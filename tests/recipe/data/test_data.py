@@ -211,7 +211,6 @@ def test_the_hold_out_is_stratified_and_seeded() -> None:
 
 
 GOOD = delimited(ROWS, ",")
-WORKBOOK = b"PK\x05\x06" + bytes(18)  # a zip file without members
 NUMBERS = "text,label\n" + "a,1\nb,2\n" * 9
 
 
@@ -319,7 +318,7 @@ def test_broken_delimited_data_is_named(
         ),
         ("a.jsonl", b'{"text": ["a", "b"], "label": 1}\n', ["'text'", "holds lists"]),
         ("train.csv.zip", b"PK\x03\x04", ["is packed"]),
-        ("a.xlsx", WORKBOOK, ["a.xlsx is packed, or a workbook", "as CSV"]),
+        ("a.xlsx", b"PK\x03\x04", ["a.xlsx is packed, or a workbook", "as CSV"]),
         ("a.xls", b"\xd0\xcf\x11\xe0", ["a.xls is packed, or a workbook", "as CSV"]),
         *(
             (

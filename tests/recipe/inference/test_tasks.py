@@ -54,7 +54,8 @@ CLASSIFIER = "BertForSequenceClassification"
 def test_a_model_that_cannot_be_right_is_refused_at_start(
     kind: str, changes: Any, environ: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
-    folder = save(kind, tmp_path / "model")
+    in_library = changes if "sentence_transformers" in changes else {}
+    folder = save(kind, tmp_path / "model", **in_library)
     weights, config = folder / "model.safetensors", folder / "config.json"
     if isinstance(changes, dict):
         config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))

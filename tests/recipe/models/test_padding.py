@@ -157,6 +157,7 @@ def test_single_texts_keep_the_types_of_their_tokens(
     tokenizer: Any = transformers.XLNetTokenizer(
         vocab=[(piece, -float(n)) for n, piece in enumerate(pieces)]
     )
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     texts = ["w1 w2 w3", "w4", " ".join(f"w{index}" for index in range(30))]
     split = datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
     made = text_tokens.samples(split, tokenizer, 12)
