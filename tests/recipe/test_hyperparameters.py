@@ -150,25 +150,12 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        # run_qa.py
         ("version_2_with_negative", "True", ""),
         ("max_answer_length", "50", "it is 30 tokens"),
-        # TRL
         ("assistant_only_loss", "False", "into a column text"),
-        ("completion_only_loss", "True", ""),
-        ("chat_template_path", "a/b", "the tokenizer's own"),
-        ("deepspeed", "ds.json", "fsdp=True"),
-        # Axolotl
-        ("val_set_size", "0.05", "a tenth is held out"),
         ("train_on_inputs", "True", "into a column text"),
-        ("wandb_project", "p", "report_to"),
-        # LLaMA-Factory
-        ("stage", "sft", "task=causal-lm"),
         ("quantization_bit", "4", "load_in_4bit=True"),
-        ("val_size", "0.1", ""),
-        # sentence-transformers
         ("pooling", "cls", "pooling is the one you want"),
-        # in none of the tables
         ("lisa_step_interval", "1", "--help"),
     ],
 )

@@ -19,7 +19,6 @@ from sklearn.metrics import f1_score
 from recipe import metrics
 from recipe.metrics import metric_line
 from recipe.tasks import evaluation
-from recipe.training.progress import MetricLines
 from tests.support import circulating
 
 
@@ -44,46 +43,47 @@ def test_lines_are_read_by_their_names_alone() -> None:
     assert read("the loss=0.5 of the step") == {}
 
 
-def trained(*callbacks: transformers.TrainerCallback) -> list[dict[str, float]]:
-    """What HF Trainer logs in a small training, with its own evaluation."""
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
-            answer = self.layer(x)
-            return {"loss": torch.nn.functional.mse_loss(answer, labels), "logits": answer}
-
-    rows = [{"x": torch.tensor([n / 8, 1.0]), "labels": torch.tensor([n / 4])} for n in range(8)]
-    args = transformers.TrainingArguments(
-        output_dir=tempfile.gettempdir(),
-        max_steps=4,
-        logging_steps=1,
-        learning_rate=5e-5,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    trainer = transformers.Trainer(
-        model=Net(),
-        args=args,
-        train_dataset=rows,  # type: ignore[arg-type]
-        eval_dataset=rows,  # type: ignore[arg-type]
-        compute_metrics=lambda prediction: {"accuracy": 0.8125, "f1": 0.4375},
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    trainer.train()
-    return trainer.state.log_history
-
-
 def test_hf_trainers_own_lines_are_read_by_our_regexes(capsys: pytest.CaptureFixture[str]) -> None:
+    def trained(*callbacks: transformers.TrainerCallback) -> list[dict[str, float]]:
+        """What HF Trainer logs in a small training, with its own evaluation."""
+
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 1)
+
+            def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+                answer = self.layer(x)
+                return {"loss": torch.nn.functional.mse_loss(answer, labels), "logits": answer}
+
+        rows = [
+            {"x": torch.tensor([n / 8, 1.0]), "labels": torch.tensor([n / 4])} for n in range(8)
+        ]
+        args = transformers.TrainingArguments(
+            output_dir=tempfile.gettempdir(),
+            max_steps=4,
+            logging_steps=1,
+            learning_rate=5e-5,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = transformers.Trainer(
+            model=Net(),
+            args=args,
+            train_dataset=rows,  # type: ignore[arg-type]
+            eval_dataset=rows,  # type: ignore[arg-type]
+            compute_metrics=lambda prediction: {"accuracy": 0.8125, "f1": 0.4375},
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        trainer.train()
+        return trainer.state.log_history
+
     class PrintsAsTransformers4(transformers.TrainerCallback):
         """As PrinterCallback of transformers 4 prints: the log itself, numbers as they are."""
 
@@ -110,32 +110,6 @@ def test_hf_trainers_own_lines_are_read_by_our_regexes(capsys: pytest.CaptureFix
             assert expected, name
             assert actual[name] == pytest.approx(expected, rel=1e-3), (style, name)
         assert not actual["test_loss"]
-
-
-def test_regexes_that_circulate_read_the_right_numbers_of_one_line_a_log(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    history = trained(MetricLines())
-    results = {
-        name: entry[name]
-        for name in ("eval_accuracy", "eval_loss", "train_loss", "train_runtime")
-        for entry in history
-        if name in entry
-    }
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(history)
-    text = "\n".join([*lines, *metrics.result_lines(results)])
-    right = circulating.ours(text)
-    for name in ("loss", "learning_rate", "eval_loss", "eval_accuracy", "train_runtime"):
-        expected = [entry[name] for entry in history if name in entry]
-        assert right[name] == pytest.approx(expected, rel=1e-5), name
-    for source, regexes in circulating.REGEXES.items():
-        for name, regex in regexes:
-            expected = [entry[name] for entry in history if name in entry]
-            if "=" in regex:  # of the summary at the end, as in the scripts that they were made for
-                expected = [results[name]] if name in results else []
-            loaded = circulating.read(text, regex)
-            assert loaded == pytest.approx(expected, rel=1e-5), (source, name, regex)
 
 
 def test_small_large_and_negative_numbers_are_written_out() -> None:

@@ -94,24 +94,6 @@ def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
     torch.testing.assert_close(together[:4], expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [transformers.AutoModelForSequenceClassification, transformers.AutoModelForTokenClassification],
-)
-def test_texts_too_short_for_a_funnel_are_answered_alike(head: Any) -> None:
-    """transformers' own fails at them, where no longer text stands beside them."""
-    model = model_with_head("funnel", head, block_sizes=[1, 1, 1])
-    samples = some_samples(3, 23, 5, 3)
-    with torch.inference_mode():
-        packed_encoders.patch_forward_for_lengths(model)
-        together = model(**Padded((32,), 4, PAD).tensors(samples, np.arange(4))).logits
-        for row, length in enumerate((3, 23, 5, 3)):
-            ids = torch.from_numpy(samples.tokens(row))[None].long()
-            alone = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-            actual = together[row, :length] if alone.dim() > 1 else together[row]
-            torch.testing.assert_close(actual, alone, atol=1e-5, rtol=1e-4)
-
-
 def test_gradients_are_those_of_each_text_by_itself() -> None:
     samples, weight = some_samples(9, 23, 9, 14), "transformer.layer.0.ff.layer_1.weight"
     alone, together = model_with_head("xlnet"), model_with_head("xlnet")

@@ -1,13 +1,10 @@
 """A training that is killed or stopped anywhere ends as one that was not."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,8 +25,6 @@ from recipe.training.interruptions import EXIT_CODE, Interruptions, evaluation_i
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
 from tests.support.jobs import QUICK, SHARDED, Job, run, write
-from tests.support.paths import CODE
-from tests.support.ports import free_port
 from tests.support.refusals import refused
 from tests.support.words import reviews
 
@@ -188,47 +183,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Pa
     job = Job(tmp_path_factory.mktemp("job"), {"train": data}, argv)
     job.run_here()
     return job
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("late", [0, 2])
-def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> None:
-    LISTENS = """
-    import os, signal, sys, time
-    import torch.distributed as dist
-    from recipe.training.interruptions import Interruptions
-    late, children, begun = int(sys.argv[1]), [], []
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "WORLD_SIZE": "3"}
-    for rank in range(3):
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.environ["RANK"] = str(rank)
-            dist.init_process_group("gloo")
-            os.write(writes, b"x")
-            time.sleep(600 if rank == late else 0)
-            Interruptions(None).listen()
-            time.sleep(600)
-        children.append(pid)
-        begun.append(reads)
-    for reads in begun:
-        os.read(reads, 1)
-    time.sleep(1)
-    for pid in children:
-        os.kill(pid, signal.SIGTERM)
-    print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
-    """
-    started = subprocess.Popen(
-        [sys.executable, "-c", LISTENS, str(late), str(free_port())],
-        env={**os.environ, "PYTHONPATH": str(CODE)}, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        output, errors = started.communicate(timeout=240)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-    assert output == "[-15, -15, -15]\n", output + errors[-3000:]
 
 
 @pytest.mark.heavy
