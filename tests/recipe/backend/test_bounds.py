@@ -141,7 +141,9 @@ def limit() -> Iterator[Callable[[dict[str, str]], None]]:
     bounds.read({})
 
 
-def test_a_variable_sets_a_bound(tmp_path: Path, limit: Callable[[dict[str, str]], None]) -> None:
+def test_a_variable_sets_a_bound_and_wrong_ones_are_all_named(
+    tmp_path: Path, limit: Callable[[dict[str, str]], None]
+) -> None:
     handlers = Handlers(save("BertForSequenceClassification", tmp_path))
     limit({"AMPHORA_MAX_ROWS": "2"})
     assert len(handlers.ask({"inputs": ["a", "b"]})) == 2
@@ -149,9 +151,6 @@ def test_a_variable_sets_a_bound(tmp_path: Path, limit: Callable[[dict[str, str]
         handlers.ask({"inputs": ["a", "b", "c"]})
     limit({})
     assert len(handlers.ask({"inputs": ["a", "b", "c"]})) == 3
-
-
-def test_wrong_variables_are_all_named() -> None:
     with pytest.raises(ValueError, match=r"MAX_ROWS is '0'.*MAX_PIXELS is 'many'"):
         bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
 

@@ -93,11 +93,14 @@ def test_what_no_answer_can_hold_is_named(value: Any, words: str) -> None:
         encode(value, JSON)
 
 
-def test_what_holds_itself_is_refused() -> None:
+def test_what_cannot_be_written_or_accepted_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(Unencodable, match="cannot be written as JSON"):
         encode(endless, JSON)
+    with pytest.raises(NotAcceptable, match="text/html") as caught:
+        encode([1], "text/html")
+    assert caught.value.status_code == 406
 
 
 @pytest.mark.parametrize(
@@ -177,12 +180,6 @@ def test_a_generator_is_streamed(
     body, answered = encode((piece for piece in pieces), accepted)
     assert isinstance(body, Iterator)
     assert (list(body), answered) == (expected, kind)
-
-
-def test_nothing_acceptable_is_406() -> None:
-    with pytest.raises(NotAcceptable, match="text/html") as caught:
-        encode([1], "text/html")
-    assert caught.value.status_code == 406
 
 
 @settings(max_examples=40)

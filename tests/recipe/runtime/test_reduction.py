@@ -152,19 +152,15 @@ def work(rank: int, folder: str, fails: bool) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.heavy
-def test_the_others_wait_longer_than_a_collective_would(tmp_path: Path) -> None:
-    run_processes(work, (str(tmp_path), False), WORLD)
-    assert len(list(tmp_path.glob("done-*"))) == WORLD
-
-
 @pytest.mark.timeout(120)
-def test_a_first_process_that_fails_is_not_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(ProcessRaisedException, match=r"no such column|AssertionError"):
-        run_processes(work, (str(tmp_path), True), WORLD)
-    assert not list(tmp_path.glob("done-*"))
-
-
-def test_one_process_has_nobody_to_wait_for() -> None:
+@pytest.mark.parametrize("fails", [True, pytest.param(False, marks=pytest.mark.heavy)])
+def test_the_others_wait_longer_than_a_collective_would_unless_the_first_fails(
+    fails: bool, tmp_path: Path
+) -> None:
+    words = r"no such column|AssertionError"
+    ends = pytest.raises(ProcessRaisedException, match=words) if fails else contextlib.nullcontext()
+    with ends:
+        run_processes(work, (str(tmp_path), fails), WORLD)
+    assert len(list(tmp_path.glob("done-*"))) == (0 if fails else WORLD)
     with first_of_host():
-        pass
+        pass  # one process has nobody to wait for

@@ -132,12 +132,16 @@ def test_a_budget_that_all_steps_fit_into_changes_nothing(tmp_path: Path) -> Non
     assert limited.state.max_steps == STEPS_OF_EPOCH
 
 
-def test_steps_that_are_long_for_the_budget_are_not_measured_ten_times(tmp_path: Path) -> None:
+def test_a_budget_of_few_steps_is_kept_and_one_of_none_refused(tmp_path: Path) -> None:
     trainer = _Timed(tmp_path, lambda step: 50.0, num_train_epochs=1, save_strategy="no")
     trainer.forecast(budget=400.0)
     trainer.train()
     assert trainer.state.global_step == 7
     assert trainer.rates()[-1] < 0.3
+    trainer = _Timed(tmp_path, steady, num_train_epochs=1)
+    trainer.forecast(budget=20.0)
+    with pytest.raises(HyperparameterError, match="used up before the first step, after 30 s"):
+        trainer.train()
 
 
 def test_a_resumed_job_counts_the_time_before_and_continues_the_schedule(tmp_path: Path) -> None:
@@ -161,13 +165,6 @@ def test_a_resumed_job_counts_the_time_before_and_continues_the_schedule(tmp_pat
     assert abs(resumed.state.global_step - whole.state.global_step) <= 3
     assert again.elapsed() == pytest.approx(forecast.elapsed(), abs=5)
     assert resumed.rates() == pytest.approx(whole.rates()[: len(resumed.rates())], abs=0.02)
-
-
-def test_a_budget_used_up_before_the_first_step_is_refused(tmp_path: Path) -> None:
-    trainer = _Timed(tmp_path, steady, num_train_epochs=1)
-    trainer.forecast(budget=20.0)
-    with pytest.raises(HyperparameterError, match="used up before the first step, after 30 s"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("speed", ["as the first steps", "compiled at first", "slower later"])
