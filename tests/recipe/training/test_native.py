@@ -173,7 +173,7 @@ def test_processes_that_do_not_reduce_are_refused_before_they_train(
 
 @pytest.mark.heavy
 def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
-    STAND_IN = """
+    STAND_IN = """if True:
     import torch
     from torch.utils import backend_registration as registration
 
