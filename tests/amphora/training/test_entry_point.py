@@ -183,28 +183,26 @@ def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(tree: Tree) -
     assert not list(tree.base.rglob("pwned"))
 
 
-class TestRequirements:
-    """pip installs into a folder of the test: what one test installs is not there for another."""
+def test_a_conflict_is_quoted(scripted: Tree, tmp_path: Path) -> None:
+    wheel(tmp_path, "amphora_test_wheel")
+    needs = f"--no-index\n-f {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
+    assert scripted.script("").script(needs, "requirements.txt").train().returncode == 2
+    assert scripted.failure
+    assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
 
-    def test_a_conflict_is_quoted(self, scripted: Tree, tmp_path: Path) -> None:
-        wheel(tmp_path, "amphora_test_wheel")
-        needs = f"--no-index\n-f {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
-        assert scripted.script("").script(needs, "requirements.txt").train().returncode == 2
-        assert scripted.failure
-        assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
 
-    def test_a_stop_while_installing(self, scripted: Tree) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            port = silent.getsockname()[1]
-            scripted.script("").script("some-package\n", "requirements.txt")
-            process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
-            silent.settimeout(240)
-            connection, _ = silent.accept()
-            process.terminate()
-            process.communicate(timeout=240)
-            connection.close()
-        assert process.returncode == 143
-        assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
+def test_a_stop_while_installing(scripted: Tree) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        scripted.script("").script("some-package\n", "requirements.txt")
+        process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
+        silent.settimeout(240)
+        connection, _ = silent.accept()
+        process.terminate()
+        process.communicate(timeout=240)
+        connection.close()
+    assert process.returncode == 143
+    assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
 
 
 REPORT = """
