@@ -110,7 +110,9 @@ class LoadedModel:
         """
         texts: Sequence[Text] = inputs.values
         read, tokenizer = 0, self.tokenizer
-        limit, side = self.limit(request.parameters), side_of(request.parameters, tokenizer)
+        limit = self.limit(request.parameters)
+        # By default the tokenizer's, as in training.
+        side = request.parameters.get("truncation_direction", tokenizer.truncation_side).lower()
         bounds.hold(Bound.ROWS, len(texts))
         rows: list[TokenRow] = []
         is_paired = not all(isinstance(text, str) for text in texts)
@@ -141,7 +143,11 @@ class LoadedModel:
             for index, row in enumerate(rows)
             if len(row.ids) == limit and self.is_longer(inputs.values[index], limit, prefix)
         ]
-        refuse_uncut(request, truncated, limit)
+        if truncated and request.parameters.get("truncation") in UNCUT:
+            raise BadRequest(
+                f"Input {truncated[0] + 1} is longer than the {limit} tokens that are read. "
+                "Shorten it, or leave truncation out to truncate it."
+            )
         sizes = [len(row.ids) for row in rows]
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
@@ -230,18 +236,3 @@ class LoadedModel:
         else:
             (ids,) = encode(self.tokenizer, [text], limit)
         return TokenRow(ids)
-
-
-def side_of(parameters: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the side on which the texts of a request are truncated: left or right; by default the
-    tokenizer's, as in training."""
-    return str(parameters.get("truncation_direction", tokenizer.truncation_side)).lower()
-
-
-def refuse_uncut(request: Request, truncated: Sequence[int], limit: int) -> None:
-    """Raise BadRequest if a text was truncated to `limit` tokens, and the request forbids that."""
-    if truncated and request.parameters.get("truncation") in UNCUT:
-        raise BadRequest(
-            f"Input {truncated[0] + 1} is longer than the {limit} tokens that are read. "
-            "Shorten it, or leave truncation out to truncate it."
-        )

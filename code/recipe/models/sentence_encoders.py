@@ -1,4 +1,4 @@
-"""Load and save sentence embedding models: sentence-transformers' modules around an encoder,
+"""Train and save sentence embedding models: sentence-transformers' modules around an encoder,
 trained as one.
 
 The library reads and writes the folder, and its own modules pool, project and normalise. Here these
@@ -16,9 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.compat import attend_fully, new_weights
 from recipe.console import say, say_row
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.errors import ModelError
 from recipe.models import lora, packed_encoders
 from recipe.settings import ModelSettings
 
@@ -31,56 +30,7 @@ _POOLS = {
     "cls": packed_encoders.firsts,
 }
 """Pooling functions for packed texts, by the library's names."""
-_AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
-"""Modules that read the pooled vector alone."""
-_REMEDY = (
-    "Only a transformer with pooling and dense layers is read: train others by "
-    "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
-)
 _DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
-
-
-def read(
-    name: str,
-    options: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    device: str,
-    model_kwargs: Mapping[str, Any],
-) -> Any:
-    """Return a SentenceTransformer: a transformer, its pooling and dense layers.
-
-    Args:
-        name: A folder, or a name on the hub.
-        options: Arguments for every `from_pretrained`.
-        settings: Those in its config_sentence_transformers.json; empty if it has none.
-        model_kwargs: Further arguments, for the transformer.
-
-    Raises:
-        ModelError: it cannot be reached or loaded, lacks layers, or consists of something else.
-    """
-    from sentence_transformers import SentenceTransformer
-
-    kind = settings.get("model_type") or "SentenceTransformer"
-    if kind != "SentenceTransformer":  # would be loaded with mean pooling
-        raise ModelError(f"The model {name} is a {kind} of sentence-transformers.", _REMEDY)
-    try:
-        sentences: Any = SentenceTransformer(
-            name, device=device, model_kwargs=dict(model_kwargs), **options
-        )
-    except (*UNLOADABLE, KeyError, TypeError) as error:
-        raise ModelError(
-            f"The model {name} cannot be loaded: {why_unloadable(error)}",
-            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
-            "job without network takes it from a channel called model.",
-        ) from error
-    parts = [type(module).__name__ for module in sentences]
-    encoder = getattr(sentences[0], "auto_model", None)
-    is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
-    if not is_usual or not isinstance(encoder, PreTrainedModel):
-        raise ModelError(f"The model {name} consists of {', '.join(parts)}.", _REMEDY)
-    new_weights.check_layers(name, encoder, new_weights.missing_weights(encoder))
-    attend_fully(encoder)
-    return sentences
 
 
 def trained_as_one(sentences: Any, settings: ModelSettings, why: str) -> PreTrainedModel:

@@ -14,14 +14,14 @@ from recipe.backend import turns
 from recipe.backend.requests.payloads import Request
 from recipe.backend.saved.origin import Origin
 from recipe.tasks.causal_lm.serve import Generator
-from recipe.tasks.text_to_text.serve import GENERAL, TextGenerator
+from recipe.tasks.text_to_text.serve import TextGenerator
 from tests.support.serving_kit import Handlers, predict, request, save
 
 TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]
 
 
 def made(kind: str, folder: Path) -> TextGenerator:
-    return Handlers(save(kind, folder, 13), HF_TASK=GENERAL).model  # type: ignore[return-value]
+    return Handlers(save(kind, folder, 13), HF_TASK="text2text-generation").model  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,16 @@ import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from recipe.backend.saved.origin import Origin
-from recipe.compat import dtype_argument
-from recipe.compat.new_weights import check_layers, unread
+from recipe.compat import attend_fully, dtype_argument
+from recipe.compat.new_weights import check_layers, missing_weights, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+
+_AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
+"""sentence-transformers' modules that read the pooled vector alone."""
+_OTHER_MODULES = (
+    "Only a transformer with pooling and dense layers is read: train others by "
+    "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
+)
 
 
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
@@ -45,6 +52,41 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             "Check that its files are complete, and that HF_TASK is what it was trained for.",
         )
     return model
+
+
+def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
+    """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
+    layers. Raise ModelError if it cannot be loaded, lacks layers, or consists of something else.
+
+    Args:
+        model_kwargs: Keyword arguments with which transformers loads the encoder.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
+    if kind != "SentenceTransformer":  # would be loaded with mean pooling
+        raise ModelError(
+            f"The model {origin.location} is a {kind} of sentence-transformers.", _OTHER_MODULES
+        )
+    try:
+        sentences: Any = SentenceTransformer(
+            origin.location, device=device, model_kwargs=dict(model_kwargs), **origin.options
+        )
+    except (*UNLOADABLE, KeyError, TypeError) as error:
+        raise ModelError(
+            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
+            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
+            "job without network takes it from a channel called model.",
+        ) from error
+    parts = [type(module).__name__ for module in sentences]
+    encoder = getattr(sentences[0], "auto_model", None)
+    is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
+    if not is_usual or not isinstance(encoder, PreTrainedModel):
+        what = f"The model {origin.location} consists of {', '.join(parts)}."
+        raise ModelError(what, _OTHER_MODULES)
+    check_layers(origin.location, encoder, missing_weights(encoder))
+    attend_fully(encoder)
+    return sentences
 
 
 def refuse_partial(

@@ -36,7 +36,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, dtype_argument, positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import packed_encoders, sentence_encoders
+from recipe.models import packed_encoders
 from recipe.tasks.sentence_embedding.spec import SPECS
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
@@ -139,13 +139,7 @@ class SentenceVectors(Embedder):
         kind, name, dtype = precision.chosen(environ)
         is_static = kind in programs.DEVICES
         options = {**dtype_argument(dtype), **(programs.ATTENTION if is_static else {})}
-        model = sentence_encoders.read(
-            origin.location,
-            origin.options,
-            origin.sentence_settings,
-            "cpu" if is_static else kind,
-            options,
-        )
+        model = weights.read_sentences(origin, "cpu" if is_static else kind, options)
         encoder = model[0].auto_model
         # RoBERTa's positions begin after the padding index: 512 of 514 are usable.
         model.max_seq_length = min(model.max_seq_length or UNBOUNDED, positions_of(encoder))
@@ -157,11 +151,8 @@ class SentenceVectors(Embedder):
         first = (origin.sentence_modules or [{}])[0].get("path", "")
         refuse_empty(model.tokenizer, str(Path(origin.location) / first))
         shown = ", ".join(type(module).__name__ for module in model)
-        print(
-            f"model: SentenceTransformer ({shown}) on {kind} in {name}, "
-            f"{model.max_seq_length} tokens at most",
-            flush=True,
-        )
+        limit = f"{model.max_seq_length} tokens at most"
+        log(f"model: SentenceTransformer ({shown}) on {kind} in {name}, {limit}")
         # A request may set `normalize: false`, so the model must not run the last module.
         normalizes = type(model[-1]).__name__ == "Normalize"
         if normalizes:
@@ -195,10 +186,8 @@ class SentenceVectors(Embedder):
         # If the prompt fills the model's length, no token of the text is read.
         bounds.hold_text(prompt)
         takes_types = TYPE_IDS in inspect.signature(self.loaded.model.forward).parameters
-        first: Any = None
 
         def tokenize(texts: Sequence[str], limit: int) -> list[TokenRow]:
-            nonlocal first
             heads = [bounds.beginning(self.tokenizer, text, limit) for text in texts]
             # The library pads all texts of a call to the longest one.
             tokens: dict[str, Any] = self.model.preprocess(
@@ -215,23 +204,24 @@ class SentenceVectors(Embedder):
                 rows.append(TokenRow(ids, types, keep))
             return rows
 
-        prepared = self.loaded.encode(request, inputs, prompt, tokenize=tokenize)
-        return replace(prepared, work=(prepared.work, first))
+        return self.loaded.encode(request, inputs, prompt, tokenize=tokenize)
 
     def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
-        """Return the vectors. Requests whose pooling leaves out as many tokens of a prompt are
+        """Return the vectors. Texts whose pooling leaves out as many tokens of a prompt are
         computed together."""
-        alike: dict[Any, list[TokenRow]] = {}
-        for some in prepared:
-            texts, first = some.work
-            alike.setdefault(first, []).extend(texts)
+        alike: dict[int | None, list[TokenRow]] = {}
+        for row in (row for some in prepared for row in some.work):
+            alike.setdefault(_prompt_length(row), []).append(row)
         vectors = {
-            first: iter(self.loaded.forward(texts, Pooling(list(self.model)[1:], first)))
-            for first, texts in alike.items()
+            length: iter(self.loaded.forward(rows, Pooling(list(self.model)[1:], length)))
+            for length, rows in alike.items()
         }
-        return [
-            [next(vectors[first]) for _ in texts] for texts, first in (p.work for p in prepared)
-        ]
+        return [[next(vectors[_prompt_length(row)]) for row in some.work] for some in prepared]
+
+
+def _prompt_length(row: TokenRow) -> int | None:
+    """Return how many tokens at the beginning of a row are not pooled; None if all are."""
+    return None if row.keep is None else len(row.ids) - len(row.keep)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
+from recipe.backend.saved import weights as saved_weights
 from recipe.backend.saved.origin import Origin
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
@@ -263,14 +264,13 @@ class SentenceEmbedding(Task):
 
 def load(source: Source, settings: ModelSettings) -> tuple[PreTrainedModel, Tokenizer, Any]:
     """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
-    SentenceTransformer. Raise ModelError as `sentence_encoders.read`."""
+    SentenceTransformer. Raise ModelError as `read_sentences`."""
     options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.hf_token:
         options["token"] = settings.hf_token
-    origin, in_float32 = Origin(source.name, options), dtype_argument(torch.float32)
+    origin = Origin(source.name, options)
     with checksums.verified(source.name):
-        known = origin.sentence_settings
-        sentences = sentence_encoders.read(source.name, options, known, "cpu", in_float32)
+        sentences = saved_weights.read_sentences(origin, "cpu", dtype_argument(torch.float32))
         is_saved = bool(origin.sentence_modules)
     why = "from the model" if is_saved else "the default without a modules.json"
     model = sentence_encoders.trained_as_one(sentences, settings, why)

@@ -39,17 +39,16 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     spec = TASKS[settings.task or "text2text-generation"]
     reading = read_columns(channels, spec, settings, notes)
     checks_languages = settings.text_column is None
-    converted = reading.converted(lambda file: _texts(file, checks_languages, notes))
-    built, findings = {}, []
-    for split, tables in converted.items():
-        rows = built[split] = held_out.data_set(tables)
+    tables = reading.converted(lambda file: _texts(file, checks_languages, notes))
+    built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
+    for split, rows in built.items():
         if not len(rows):
             raise DataError(
                 f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
             )
-        findings.append(describe_files(reading.files_of(split), f"{len(rows)} rows"))
+        notes.append(describe_files(reading.files_of(split), f"{len(rows)} rows"))
     uses, rule = held_out.assign(built, settings)
-    return DataSets(**uses, notes=[*notes, *findings, rule])
+    return DataSets(**uses, notes=[*notes, rule])
 
 
 def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:

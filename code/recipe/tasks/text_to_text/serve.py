@@ -28,11 +28,10 @@ from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
-from recipe.tasks.text_to_text.spec import SPECS
+from recipe.tasks.text_to_text.spec import SPECS, SUMMARIES, TEXTS, TRANSLATIONS
 from recipe.tokenization.languages import language_tokens
 
-GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
-_NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
+_NAMES = {TEXTS: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
 _LENGTHS = {"max_new_tokens", "max_length"}
 _WRITING = _LENGTHS | {
     "min_new_tokens", "min_length", "num_beams", "do_sample", "temperature", "top_k", "top_p",
@@ -54,7 +53,7 @@ class TextGenerator(ServedTask):
     served = SPECS[0].served["summarization"]
     loaded: LoadedModel
     task: str
-    """GENERAL, SUMMARIES or TRANSLATIONS."""
+    """SUMMARIES, TRANSLATIONS or TEXTS."""
     defaults: Mapping[str, Any]
     """Parameters of requests that leave them out: beams, lengths, the prefix, languages."""
     languages: Mapping[str, int]
@@ -69,7 +68,7 @@ class TextGenerator(ServedTask):
 
         Args:
             origin: The model.
-            task: GENERAL, SUMMARIES or TRANSLATIONS.
+            task: SUMMARIES, TRANSLATIONS or TEXTS.
             environ: HF_TASK may name the task more precisely, such as translation_en_to_fr, for
                 which a model's configuration may have settings (task_specific_params).
         """
@@ -112,27 +111,24 @@ class TextGenerator(ServedTask):
         inputs = request.read(a_text)
         generation: Any = self.loaded.model.generation_config
         languages: dict[str, str | None] = {}
-        first: dict[str, int] = {}
         if self.languages:
-            source, target = (
-                request.parameters.get(name) or self.defaults.get(name) for name in _LANGUAGES
-            )
-            example = next(iter(self.languages))
-            for name, language in (("src_lang", source), ("tgt_lang", target)):
+            for name in _LANGUAGES:
+                language = request.parameters.get(name) or self.defaults.get(name)
                 if language is not None and language not in self.languages:
                     raise BadRequest(
                         f"{name} is {language!r}. Give one of the model's: "
                         f"{', '.join([*self.languages][:60])}."
                     )
-            if target is not None:
-                first["forced_bos_token_id"] = self.languages[target]
-            elif generation.forced_bos_token_id is None:
+                languages[name] = language
+            if languages["tgt_lang"] is None and generation.forced_bos_token_id is None:
                 raise BadRequest(
                     "The model generates several languages: name one in tgt_lang, as in "
-                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": "{example}"}}}}.'
+                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
+                    f'"{next(iter(self.languages))}"}}}}.'
                 )
-            languages["src_lang"] = source
-        options = {**self._options(request.parameters), **first}
+        options = self._options(request.parameters)
+        if (target := languages.pop("tgt_lang", None)) is not None:
+            options["forced_bos_token_id"] = self.languages[target]
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         new = options.get("max_new_tokens") or options["max_length"]
         texts, beams = len(inputs.values), options["num_beams"]

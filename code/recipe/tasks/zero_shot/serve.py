@@ -4,7 +4,7 @@ language inference."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
@@ -14,7 +14,14 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Inputs,
+    Prepared,
+    Request,
+    a_text,
+)
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
@@ -82,45 +89,35 @@ class ZeroShot(ServedTask):
         size = len(labels) * len(template) + len(names) * sum(map(len, labels))
         bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
         hypotheses = [template.format(label) for label in labels]
-        limit, read = self.loaded.max_length, 0
-        work: list[TokenRow] = []
-        truncated = []
-        for index, text in enumerate(inputs.values):
-            rows = self._rows(text, hypotheses)
-            work += rows
-            read += sum(len(row.ids) for row in rows)
-            bounds.hold(Bound.READ, read)
-            if any(
-                len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
-                for row, other in zip(rows, hypotheses, strict=True)
-            ):
-                truncated.append(index)
-        sizes = [len(row.ids) for row in work]
-        return Prepared(request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=work)
-
-    def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
-        """Return a text with each hypothesis. Raise BadRequest if a hypothesis leaves no room for
-        it."""
         tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
-        text = beginning_of_two(tokenizer, bounds.beginning(tokenizer, text, limit), limit)
-        rows = []
-        for piece in bounds.pieces(hypotheses, len(text)):
-            some = list(hypotheses[piece.start : piece.stop])
-            try:
-                # Only the text is cut: a truncated label would be another label.
-                encoded: Any = tokenizer(
-                    [text] * len(some), some, truncation="only_first", max_length=limit
-                )
-            except Exception as error:
-                # Tokenizers raise this exception itself if nothing is left of the text.
-                raise BadRequest(
-                    f"A label is too long for the model, which reads {limit}."
-                ) from error
-            ids, types = encoded["input_ids"], encoded.get("token_type_ids")
-            if any(len(row) > limit for row in ids):
-                raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
-            rows += [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
-        return rows
+        heads = []
+        for text in inputs.values:
+            head = bounds.beginning(tokenizer, text, limit)
+            heads.append(beginning_of_two(tokenizer, head, limit))
+            turns.pause()
+        values = [(head, hypothesis) for head in heads for hypothesis in hypotheses]
+        # A text is wrong as a whole: none of its pairs is left out as an invalid record.
+        whole = replace(request, records=False)
+        prepared = self.loaded.encode(whole, Inputs(values), tokenize=self._tokenize)
+        truncated = sorted({index // len(labels) for index in prepared.truncated})
+        return replace(prepared, request=request, inputs=inputs, truncated=truncated)
+
+    def _tokenize(self, pairs: Sequence[tuple[str, str]], limit: int) -> list[TokenRow]:
+        """Return the tokens of texts with hypotheses. Raise BadRequest if a hypothesis leaves no
+        room for its text."""
+        texts, hypotheses = map(list, zip(*pairs, strict=True))
+        try:
+            # Only the text is cut: a truncated label would be another label.
+            encoded: Any = self.loaded.tokenizer(
+                texts, hypotheses, truncation="only_first", max_length=limit
+            )
+        except Exception as error:
+            # Tokenizers raise this exception itself if nothing is left of the text.
+            raise BadRequest(f"A label is too long for the model, which reads {limit}.") from error
+        ids, types = encoded["input_ids"], encoded.get("token_type_ids")
+        if any(len(row) > limit for row in ids):
+            raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
+        return [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request `{"sequence", "labels", "scores"}` for each text, the best label
