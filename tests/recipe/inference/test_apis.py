@@ -276,6 +276,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
     ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),
     ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "a list of texts", "inputs"),
+    ("vectors", "/v1/embeddings", {"input": [[1, 5]]}, "check_embedding_ctx_length=False", "input"),
     ("vectors", "/v1/embeddings", {"input": ["a", ""]}, "empty", "input"),
     ("vectors", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "base64", "encoding_format"),
     ("vectors", "/embed", {"inputs": "a", "pooling": "cls", "normalize": 1}, "normalize is 1", "pooling"),

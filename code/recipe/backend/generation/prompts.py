@@ -20,7 +20,6 @@ from recipe.backend.requests.payloads import (
     Request,
     TokenIds,
     a_text,
-    check_ids,
     is_conversation,
 )
 from recipe.backend.saved.weights import embeddings_of
@@ -96,7 +95,9 @@ class Prompts:
         is_chat = not isinstance(source, (str, TokenIds))
         continues = bool(source)
         if isinstance(source, TokenIds):
-            ids = list(check_ids(source, embeddings_of(self.loaded.model)))
+            ids, size = list(source), embeddings_of(self.loaded.model)
+            if max(ids) >= size:
+                raise BadRequest(f"Token id {max(ids)} is not one of the model's {size} tokens.")
         else:
             if is_chat:
                 continues = may_continue and source[-1]["role"] == "assistant"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.backend.requests.parameters import RULES, Rule, are_ids, are_texts, faults
+from recipe.backend.requests.parameters import RULES, Rule, are_texts, faults
 from recipe.spec import TEXT_NAMES, Form, Kind, normalized
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
@@ -68,19 +68,6 @@ def checked_body(
         keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
         raise BadRequest(". ".join(wrong) + ".", next(iter([*keys, *missing[-1:]])))
     return body
-
-
-def texts_or_ids(value: Any) -> list[Any]:
-    """Return the inputs of a body whose value is one of `TEXTS_OR_IDS`."""
-    parts = value if isinstance(value, list) and not are_ids(value) else [value]
-    return [TokenIds(part) if isinstance(part, list) else part for part in parts]
-
-
-def check_ids(ids: TokenIds, size: int) -> TokenIds:
-    """Return `ids`. Raise BadRequest if one exceeds the vocabulary's size."""
-    if unknown := [number for number in ids if number >= size]:
-        raise BadRequest(f"Token id {unknown[0]} is not one of the model's {size} tokens.")
-    return ids
 
 
 class NotTakenHere(BadRequest):

@@ -27,6 +27,7 @@ from recipe.backend.requests.parameters import (
     TEXT_OR_TEXTS,
     TEXTS_OR_IDS,
     Rule,
+    are_ids,
     number,
     one_of,
     whole,
@@ -38,8 +39,8 @@ from recipe.backend.requests.payloads import (
     EventStream,
     Prepared,
     Request,
+    TokenIds,
     checked_body,
-    texts_or_ids,
 )
 from recipe.backend.requests.routes import CHAT, COMPLETIONS, EMBEDDINGS
 
@@ -108,7 +109,10 @@ _COMPLETION_RULES: Mapping[str, Rule] = {
 }
 _EMBEDDING_RULES: Mapping[str, Rule] = {
     **_REMARKS,
-    "input": TEXT_OR_TEXTS,
+    "input": Rule(
+        TEXT_OR_TEXTS.is_right,
+        "a text or a list of texts, not token ids (LangChain: check_embedding_ctx_length=False)",
+    ),
     "encoding_format": one_of("float", "base64"),
     "dimensions": whole(1),
 }
@@ -187,12 +191,14 @@ def _chat(body: Mapping[str, Any]) -> Request:
 
 
 def _completion(body: Mapping[str, Any]) -> Request:
-    prompts = texts_or_ids(body["prompt"])
+    value = body["prompt"]
+    parts = value if isinstance(value, list) and not are_ids(value) else [value]
+    prompts = [TokenIds(part) if isinstance(part, list) else part for part in parts]
     return _texts(body, prompts, _COMPLETION_TOKENS, is_chat=False)
 
 
 def _embeddings(body: Mapping[str, Any]) -> Request:
-    texts = texts_or_ids(body["input"])
+    texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
     if not all(texts):
         raise BadRequest("A text of the input is empty.", "input")
     parameters: dict[str, Any] = {"normalize": True}

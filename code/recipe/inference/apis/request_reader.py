@@ -87,7 +87,7 @@ def format_answer(prediction: Any, prepared: Prepared) -> Any:
         # The only text as an object, or events of its tokens.
         if isinstance(prediction, Iterator):
             return payloads.EventStream(prediction)
-        return payloads.Document(prediction[0][0], prediction.truncated)
+        return payloads.Document(prediction[0][0])
     if request.form is None:
         return payloads.restore_records(prediction, prepared)
     try:

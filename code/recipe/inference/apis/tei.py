@@ -23,7 +23,6 @@ from recipe.backend.requests.payloads import (
     Prepared,
     Request,
     checked_body,
-    texts_or_ids,
 )
 from recipe.inference.apis.openai import served_name
 
@@ -125,9 +124,9 @@ def read(path: str, document: Any) -> Request:
     if path == routes.RERANK:
         parameters["return_text"] = body.get("return_text", False)
         return _compare({"query": body["query"], "texts": body["texts"]}, parameters, as_document)
-    if path == routes.EMBED:
-        parameters["normalize"] = body.get("normalize", True)
-    return Request(inputs=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
+    parameters["normalize"] = body.get("normalize", True)
+    texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
+    return Request(inputs=texts, parameters=parameters, form=as_document)
 
 
 def _compare(
