@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from recipe.backend import images, precision, programs, turns
+from recipe.backend import bounds, images, precision, programs, turns
+from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Prepared,
+    Request,
+    candidate_labels,
+)
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
@@ -117,14 +124,14 @@ class Foreign(ServedTask):
 
     def prepare(self, request: Request) -> Prepared:
         """Return the pipeline's inputs. Each has the size 1, since its tokens are unknown."""
-        for name in request.parameters:
-            if name not in TASKS[self.task]:
-                raise BadRequest(
-                    f"{self.task} has no parameter {name!r}. It takes "
-                    f"{', '.join(sorted(TASKS[self.task])) or 'none'}."
-                )
+        request = request.checked({*TASKS[self.task]}, self.task)
         pixels = images.Pixels()
         inputs = request.read(lambda value: images.read(value, pixels))
+        if "candidate_labels" in TASKS[self.task]:
+            labels = candidate_labels(request)
+            bounds.hold(Bound.ROWS, len(labels) * len(inputs.values))
+            parameters = {**request.parameters, "candidate_labels": labels}
+            request = replace(request, parameters=parameters)
         work = inputs.values[0] if request.single else list(inputs.values)
         sizes = [1] * len(inputs.values)
         return Prepared(request=request, inputs=inputs, sizes=sizes, work=work)

@@ -65,6 +65,8 @@ def save_clip(folder: Path) -> None:
     (save_clip, "zero-shot-image-classification", [
         ({"inputs": TEXT, "candidate_labels": ["film", "paris"]},
          lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "paris"])),
+        ({"inputs": TEXT, "candidate_labels": "film, paris", "hypothesis_template": None},
+         lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "paris"])),
         ({"inputs": TEXT, "candidate_labels": ["film", "who"], "hypothesis_template": "good {}"},
          lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "who"], hypothesis_template="good {}")),
     ]),
@@ -110,7 +112,7 @@ def test_pictures_are_bytes_or_base64_and_no_paths(tmp_path: Path) -> None:
         ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
         ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image"),
         ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
-        ({"inputs": TEXT, "topk": 2}, "'topk'.*top_k"),
+        ({"inputs": TEXT, "topk": 2}, "'topk'.*top_k"), ({"inputs": TEXT, "top_k": "2"}, "top_k is"),
     ]:  # fmt: skip
         with pytest.raises(BadRequest, match=words):
             served.ask(body)

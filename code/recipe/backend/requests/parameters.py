@@ -97,7 +97,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("truncate", "return_all_scores", "multi_label", "normalize",
          "handle_impossible_answer", "align_to_words", "return_text", "do_sample",
-         "stream"), FLAG
+         "stream", "pool"), FLAG
     ),
     **dict.fromkeys(
         ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
@@ -109,6 +109,8 @@ RULES: Mapping[str, Rule] = {
         whole(1),
     ),
     **dict.fromkeys(("stride", "min_new_tokens", "min_length", "no_repeat_ngram_size"), whole(0)),
+    **dict.fromkeys(("mask_threshold", "overlap_mask_area_threshold"), number(0, 1)),
+    "subtask": one_of("semantic", "instance", "panoptic"),
     "max_seq_len": whole(8),
     "seed": whole(0, 2**64 - 1),
     "truncation": one_of(True, False, "longest_first", "only_first", "do_not_truncate"),

@@ -21,6 +21,7 @@ from recipe.backend.requests.payloads import (
     Prepared,
     Request,
     a_text,
+    candidate_labels,
 )
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
@@ -82,7 +83,7 @@ class ZeroShot(ServedTask):
                 f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
                 f" in {_TEMPLATE!r}, or {{0}} in several places."
             )
-        labels, count = _labels(request), len(inputs.values)
+        labels, count = candidate_labels(request), len(inputs.values)
         pairs = count * len(labels)
         bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
         bounds.hold(Bound.ANSWER, 2 * pairs)
@@ -129,7 +130,7 @@ class ZeroShot(ServedTask):
         answers = []
         logits_of_requests = self.loaded.rows(requests, Reading.LABELS)
         for prepared, rows in zip(requests, logits_of_requests, strict=True):
-            labels, logits = _labels(prepared.request), iter(rows)
+            labels, logits = candidate_labels(prepared.request), iter(rows)
             entries = []
             for text in prepared.inputs.values:
                 turns.pause()
@@ -146,22 +147,3 @@ class ZeroShot(ServedTask):
                 )
             answers.append(Answers(entries, prepared.truncated, prepared.request.single))
         return answers
-
-
-def _labels(request: Request) -> list[str]:
-    """Return the labels that a request names. Raise BadRequest if there are none, or one of a list
-    is empty: without it, the other labels would get different scores."""
-    named = request.parameters.get("candidate_labels", [])
-    if isinstance(named, str):
-        named = [label.strip() for label in named.split(",") if label.strip()]
-    for index, label in enumerate(named):
-        if not label.strip():
-            raise BadRequest(
-                f"candidate_labels[{index}] is {label!r}: name a label, or leave it out."
-            )
-    if not named:
-        raise BadRequest(
-            "candidate_labels names no label. Send for example "
-            '{"inputs": "a text", "parameters": {"candidate_labels": ["sports", "politics"]}}.'
-        )
-    return list(named)

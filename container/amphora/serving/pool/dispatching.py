@@ -55,7 +55,9 @@ class Dispatcher:
                 fair_share = -(-len(self.queue) // (len(idle) - index))
                 most = min(self._settings.batch_size, fair_share) if self.merges else 1
                 batch: list[Call] = []
-                while len(batch) < most and (call := _next_waiting(self.queue)):
+                while self.queue and len(batch) < most:
+                    if (call := self.queue.popleft()).reply.done():
+                        continue  # Its client is gone, or its deadline is past.
                     batch.append(call)
                     # A request whose worker died comes first in the queue, and is predicted alone.
                     if call.retried:
@@ -142,11 +144,3 @@ class Dispatcher:
 
 def _load(connection: WorkerConnection) -> int:
     return len(connection.calls)
-
-
-def _next_waiting(queue: deque[Call]) -> Call | None:
-    """Take the next call whose client still waits: not gone, and not past its deadline."""
-    while queue:
-        if not (call := queue.popleft()).reply.done():
-            return call
-    return None

@@ -134,7 +134,6 @@ class Error:
 
     id: str
     status: int
-    headers: dict[str, str]
     error: dict[str, Any]
     """`code`, `message` and `param` of a Fault."""
 

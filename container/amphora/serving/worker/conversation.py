@@ -283,7 +283,4 @@ class Conversation:
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
         details = {"code": error.code, "message": str(error), "param": error.param}
-        headers = item.reply_headers
-        self._send_message(
-            messages.Error(id=item.id, status=error.status, headers=headers, error=details)
-        )
+        self._send_message(messages.Error(id=item.id, status=error.status, error=details))
