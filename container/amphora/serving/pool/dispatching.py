@@ -57,7 +57,7 @@ class Dispatcher:
                 batch: list[Call] = []
                 while self.queue and len(batch) < most:
                     if (call := self.queue.popleft()).reply.done():
-                        continue  # Its client is gone, or its deadline is past.
+                        continue  # Its client has left, or its deadline is past.
                     batch.append(call)
                     # A request whose worker died comes first in the queue, and is predicted alone.
                     if call.retried:
