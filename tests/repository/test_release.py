@@ -100,16 +100,11 @@ def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = build(DOCS, folder)
-    assert built.returncode == 0, built.stderr[-4000:]
-    return folder
-
-
 @pytest.mark.heavy
-def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
+def test_pages_mentions_and_docstrings_are_there(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    built = build(DOCS, site)
+    assert built.returncode == 0, built.stderr[-4000:]
     for page in DOCS.glob("*.md"):
         assert (site / f"{page.stem}.html").is_file()
     home = (site / "index.html").read_text()

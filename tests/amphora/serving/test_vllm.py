@@ -578,7 +578,9 @@ def test_a_stream_that_begins_with_an_error_is_one(server: Running, name: str) -
     assert "the engine has failed" in reply.text
 
 
-def test_a_stream_that_begins_with_an_error_in_halves_is_one(server: Running) -> None:
+def test_an_error_in_halves_is_one_at_the_beginning_and_breaks_the_stream_else(
+    server: Running,
+) -> None:
     may_end = server.log_path.with_name("recorded.read")
     may_end.unlink(missing_ok=True)
     recorded = server.log_path.with_name("recorded")
@@ -589,6 +591,14 @@ def test_a_stream_that_begins_with_an_error_in_halves_is_one(server: Running) ->
         may_end.touch()
         assert reply.result().status_code == 500
     may_end.unlink()
+    body = {"prompt": "broken halves", "stream": True}
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        server.http.stream("POST", "/v1/completions", json=body) as reply,
+    ):
+        for data in reply.iter_raw():
+            if data.endswith(b'data: {"err'):
+                (server.log_path.parent / "recorded.read").touch()
 
 
 @pytest.mark.parametrize("name", ["prompt", "inputs"])
@@ -600,17 +610,6 @@ def test_a_stream_that_breaks_is_not_ended_as_if_it_were_whole(server: Running, 
         return
     # The error came together with the first token, so that no status had been sent.
     assert reply.status_code == 500
-
-
-def test_an_error_that_arrives_in_halves_breaks_the_stream(server: Running) -> None:
-    body = {"prompt": "broken halves", "stream": True}
-    with (
-        pytest.raises(httpx.RemoteProtocolError),
-        server.http.stream("POST", "/v1/completions", json=body) as reply,
-    ):
-        for data in reply.iter_raw():
-            if data.endswith(b'data: {"err'):
-                (server.log_path.parent / "recorded.read").touch()
 
 
 def test_a_server_whose_engine_is_dead_is_not_ready(server: Running) -> None:

@@ -301,16 +301,13 @@ def test_requirements_without_a_way_to_an_index(trainer: ModelTrainer) -> None:
     assert "No matching distribution found for no-such-package-at-all" in trainer.failure[:1024]
 
 
-def test_a_command_of_the_users(trainer: ModelTrainer) -> None:
+def test_a_command_of_the_users_and_a_shell_script(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"lr": "it's"}
     trainer.script(PRINT)
     trainer.send(command="true && python3 script.py --own", args=["it's $HOME", 2])
     seen = printed(trainer.train())
     assert seen["argv"] == ["--own", "it's $HOME", "2"]
     assert seen["sm"]["SM_HP_LR"] == "it's"
-
-
-def test_a_shell_script(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"text": "it's $HOME"}
     trainer.script('printf "<%s>" "$@"; exit 3', "run.sh")
     result = trainer.send(entry_script="run.sh").train()

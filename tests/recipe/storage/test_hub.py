@@ -5,7 +5,6 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ NAME = "team/reviews"
 ARGV = ["--push_to_hub", "True", "--hub_model_id", NAME]
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(http_server.Quiet):
     """The requests of a push of small files, by what its class keeps."""
 
     protocol_version = "HTTP/1.1"
@@ -38,12 +37,7 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body, path = http_server.read_body(self), self.path.partition("?")[0]
         status, value = self.answer(path, body)
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.reply(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     do_POST = do_PUT = do_GET
 
@@ -83,9 +77,6 @@ class Hub(BaseHTTPRequestHandler):
                     del files[value["path"]]
             return 200, {"commitUrl": f"{url}/commit/{'0' * 40}", "commitOid": "0" * 40}
         return 200, {"sha": "0" * 40, "id": NAME, "siblings": []}
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture

@@ -323,11 +323,7 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     # What an attribute means to a user's own handlers is theirs to say.
     local = shared().ready()
     assert local.http.post("/invocations", json="x", headers=absent).status_code == 200
-
-
-def test_handlers_of_a_users_own_answer_no_clients_routes(shared: Start) -> None:
-    server = shared().ready()
-    answer = server.http.post("/v1/chat/completions", json={"messages": []})
+    answer = local.http.post("/v1/chat/completions", json={"messages": []})
     assert answer.status_code == 404
     assert "does not answer /v1/chat/completions. Routes: /invocations." in answer.text
 
@@ -341,12 +337,11 @@ def test_a_description_that_json_does_not_hold_is_refused_at_start(
         load_runner(write_code(tmp_path, {"code/inference.py": code}))
 
 
-def test_a_session_is_refused(shared: Start) -> None:
+def test_a_session_is_refused_custom_attributes_are_echoed_and_the_inference_id_is_logged(
+    shared: Start,
+) -> None:
     refused = shared().ready().invoke("x", **{"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"})
     assert fault(refused) == (400, "no_sessions")
-
-
-def test_custom_attributes_are_echoed_and_the_inference_id_is_logged(shared: Start) -> None:
     server = shared().ready()
     headers = {
         "X-Amzn-SageMaker-Custom-Attributes": "trace=1", "X-Amzn-SageMaker-Inference-Id": "mine-7",

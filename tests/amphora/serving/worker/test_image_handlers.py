@@ -29,7 +29,9 @@ def server(
         yield running.ready()
 
 
-def test_a_classifier_answers_and_cuts_long_texts(server: Running) -> None:
+def test_a_classifier_answers_cuts_long_texts_and_refuses_adapters_by_name(
+    server: Running, tmp_path: Path
+) -> None:
     (answer,) = server.invoke({"inputs": "the film was good"}).json()
     assert answer["label"] in LABELS.values()
     assert 1 / 3 < answer["score"] < 1
@@ -42,6 +44,13 @@ def test_a_classifier_answers_and_cuts_long_texts(server: Running) -> None:
     assert server.invoke({"inputs": ["good"], "top_k": 2}).json() == [ranked]
     line = 'amphora_model{engine="PyTorch",task="text-classification"} 1.0'
     assert line in server.http.get("/metrics").text.splitlines()
+    # tests/vllm has those that vLLM serves.
+    answer = server.http.post("/adapters", json={"name": "x", "src": str(tmp_path)})
+    assert (answer.status_code, "vLLM alone" in answer.text) == (404, True)
+    header = {"X-Amzn-SageMaker-Adapter-Identifier": "x"}
+    named = server.invoke({"inputs": "good"}, **header)
+    assert (named.status_code, "no adapters" in named.text) == (404, True)
+    assert named.json()["error"]["code"] == "model_not_found"
 
 
 def test_a_bad_record_has_an_error_in_its_place(server: Running) -> None:
@@ -63,16 +72,6 @@ def test_a_bad_record_has_an_error_in_its_place(server: Running) -> None:
     (alone,) = server.invoke("good").json()
     assert entries[0] == {**alone, "score": pytest.approx(alone["score"], abs=1e-5)}
     assert ask('{"input\n').status_code == 400
-
-
-def test_a_model_of_transformers_refuses_adapters_by_name(server: Running, tmp_path: Path) -> None:
-    """tests/vllm has those that vLLM serves."""
-    answer = server.http.post("/adapters", json={"name": "x", "src": str(tmp_path)})
-    assert (answer.status_code, "vLLM alone" in answer.text) == (404, True)
-    header = {"X-Amzn-SageMaker-Adapter-Identifier": "x"}
-    named = server.invoke({"inputs": "good"}, **header)
-    assert (named.status_code, "no adapters" in named.text) == (404, True)
-    assert named.json()["error"]["code"] == "model_not_found"
 
 
 REPOSITORY = "team/tiny"
