@@ -95,29 +95,21 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
                 torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-5)
 
 
-def scored(count: int) -> list[dict[str, Any]]:
-    """Return scored pairs of texts that share a number, an ending, or nothing."""
+def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -> None:
+    # They share a number, an ending, or nothing.
     second = ["the bad {} was awful", "film number {}", "the film number {}"]
-    return [
+    rows: list[dict[str, Any]] = [
         {"sentence1": f"the film number {index}", "sentence2": second[score].format(
             index if score == 2 else index + 7), "score": score / 2}
-        for index in range(count) for score in range(3)
+        for index in range(30) for score in range(3)
     ]  # fmt: skip
-
-
-def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -> None:
-    rows = scored(30)
     channels = {"train": write(tmp_path / "data", rows), "test": write(tmp_path / "t", rows[:24])}
     argv = (*TASK, "--lr", "1e-3", "--epochs", "2", "--batch_size", "16", "--eval_strategy", "no")
     metrics = run(tmp_path / "job", tiny_model, channels, *argv, "--do_eval", "True")
     model = SentenceTransformer(str(tmp_path / "job" / "model"), device="cpu")
-    first, second = (
-        model.encode([row[key] for row in rows[:24]])
-        for key in rows[0]
-        if "s" in key[:1] and key != "score"
-    )
+    sides = (model.encode([row[f"sentence{side}"] for row in rows[:24]]) for side in (1, 2))
     # A third of the pairs are one text twice, whose cosines tie but for last digits.
-    cosines = util.pairwise_cos_sim(first, second).numpy().round(5)
+    cosines = util.pairwise_cos_sim(*sides).numpy().round(5)
     expected = spearmanr(cosines, [row["score"] for row in rows[:24]]).statistic
     assert metrics["eval_spearman"] == pytest.approx(expected, abs=0.02)
     assert metrics["eval_spearman"] > 0.4
