@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.backend import turns
 from recipe.backend.requests.payloads import BadRequest, Text
 from recipe.tokenization import encoding
+from recipe.tokenization.windows import count
 
 _PIECE_TEXTS, _PIECE_BYTES = 512, 65536
 """How much is tokenized between two pauses: about 0.1 s of CPU time."""
@@ -105,7 +106,7 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
         return
     tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     turns.pause()
-    windows = 1 + max(0, tokens - room + step - 1) // step
+    windows = count(tokens, room, shared)
     reason = f"{tokens:,} tokens, {room:,} in each, {shared:,} of them shared"
     hold(Bound.ROWS, windows, reason)
     hold(Bound.READ, windows * room, f"{windows:,} windows: {reason}")

@@ -67,6 +67,8 @@ class Samples:
     """An array [samples] or [samples, labels]; of a sharded data set, of all hosts' samples."""
     types: Rows | None = field(default=None, kw_only=True)
     """The token type of each of `token_ids`, if the tokenizer has types (texts of a pair)."""
+    judged: bool = field(default=False, kw_only=True)
+    """Whether a model that computes its losses returns its answers, too: of evaluation data."""
     shards: Shards | None = field(default=None, kw_only=True)
     """The rows of each host, if the data is sharded over hosts."""
     first: int = field(default=0, kw_only=True)

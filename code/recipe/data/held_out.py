@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
+from recipe.data.reading import Reading, describe_files
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 
@@ -43,6 +44,31 @@ def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
     """Return tables of one schema as a data set."""
     # A random fingerprint replaces the hash of all rows, by which nothing is cached here.
     return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+
+
+def build(
+    reading: Reading,
+    tables: Mapping[str, Sequence[pa.Table]],
+    settings: DataSettings,
+    what: str,
+    count: Callable[[pa.Table], str],
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of `DataSets` except `notes`, and lines about the files and the choice.
+
+    Args:
+        tables: The rows of each split.
+        what: What a row is, for the error if a split has none.
+        count: Returns the amount of data in words.
+    """
+    built, lines = {}, []
+    for split, of_split in tables.items():
+        built[split] = data_set(of_split)
+        if not len(built[split]):
+            raise DataError(f"The {split} data has no {what}.", "Give some, or leave it out.")
+        amount = count(built[split].data.table)
+        lines.append(describe_files(reading.files_of(split), amount))
+    uses, rule = assign(built, settings)
+    return uses, [*lines, rule]
 
 
 def assign(

@@ -352,6 +352,14 @@ def text_layout(
     return Packed(shape, size, pad_id, first, typed=typed)
 
 
+def longest_in(batches: Batches, judged: bool = False) -> int:
+    """Return the most tokens of a sample of the data sets in `batches`, or of those that are
+    judged, which is the same on every host; 0 if there are none."""
+    distinct = {id(samples): samples for samples, _ in batches}.values()
+    lengths = (some.lengths.max(initial=0) for some in distinct if some.judged or not judged)
+    return int(max(lengths, default=0))
+
+
 def learned_in(batches: Batches) -> int:
     """Return the most learned tokens of a batch."""
     return max((samples.weight(rows) for samples, rows in batches), default=1)

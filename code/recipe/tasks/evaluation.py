@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -108,3 +111,22 @@ def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
         scores["pearson"] = float(pearsonr(predicted, true).statistic)
         scores["spearman"] = float(spearmanr(predicted, true).statistic)
     return scores
+
+
+def exact_match(true: str, predicted: str) -> float:
+    """Return 1 if two answers are equal, apart from case, articles and punctuation."""
+    return float(_words(true) == _words(predicted))
+
+
+def word_f1(true: str, predicted: str) -> float:
+    """Return F1 of the words of one answer against those of another, as in SQuAD's scripts."""
+    true_words, predicted_words = _words(true), _words(predicted)
+    if not true_words or not predicted_words:
+        return float(true_words == predicted_words)
+    common = sum((Counter(true_words) & Counter(predicted_words)).values())
+    return 2 * common / (len(true_words) + len(predicted_words))
+
+
+def _words(answer: str) -> list[str]:
+    bare = answer.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()

@@ -15,8 +15,14 @@ from torch.nn import functional
 from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded
-from recipe.batching.document_batches import NOT_LEARNED, DocumentLayout, Documents
+from recipe.batching.document_batches import (
+    NOT_LEARNED,
+    DocumentLayout,
+    Documents,
+    TaggedTexts,
+)
 from recipe.batching.packing import Rows
+from recipe.batching.window_batches import WindowLayout, Windows
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import (
@@ -31,9 +37,7 @@ from recipe.models import (
 from recipe.plan import batch_layout
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.table import Table
-from recipe.tasks.question_answering.tokens import WindowLayout, Windows
 from recipe.tasks.text_classification.task import CLASSES
-from recipe.tasks.token_classification.tokens import TaggedSamples, TagLayout
 from recipe.tokenization import encoding
 from recipe.training import engine
 from tests.support.packed_batches import (
@@ -291,14 +295,14 @@ def ids() -> Rows:
     return np.random.default_rng(0).integers(4, 50, STARTS[-1]).astype(np.int32)
 
 
-def tagged() -> TaggedSamples:
+def tagged() -> TaggedTexts:
     random = np.random.default_rng(1)
     tags = random.integers(0, 3, STARTS[-1])
     tags[random.random(STARTS[-1]) < 0.4] = NOT_LEARNED
     tags[STARTS[:-1]] = 1
     sums = np.concatenate([[0], np.cumsum(tags != NOT_LEARNED)])
     labels = np.stack([np.diff(sums[STARTS]), ROWS], axis=1)
-    return TaggedSamples(ids(), STARTS, labels, tags.astype(np.int16), judged=True)
+    return TaggedTexts(ids(), STARTS, labels, tags.astype(np.int16), judged=True)
 
 
 def windows() -> Windows:
@@ -334,8 +338,8 @@ def test_words_are_tagged_as_alone(kind: str, packed: bool) -> None:
         for logits, word_tags in zip(alone, tags, strict=True)
     ])  # fmt: skip
     token_heads.patch_forward_for_tags(model, 0.0)
-    learned, words = samples.weight(ROWS), samples.words()
-    layout = layout_of(TagLayout, packed, model, learned, words)
+    learned, words = samples.weight(ROWS), max(LENGTHS)
+    layout = layout_of(DocumentLayout, packed, model, learned, words)
     batch = layout.tensors(samples, ROWS)
     packed_logits = model(**batch).logits
     assert packed_logits.shape == (SIZE, 1 + 3 * words)
@@ -379,8 +383,8 @@ def test_around_adapters_too(task: str) -> None:
         samples: Any = tagged()
         head, kind, more = (
             "ForTokenClassification",
-            TagLayout,
-            (samples.weight(ROWS), samples.words()),
+            DocumentLayout,
+            (samples.weight(ROWS), max(LENGTHS)),
         )
         patch: Any = functools.partial(token_heads.patch_forward_for_tags, smoothing=0.0)
     else:

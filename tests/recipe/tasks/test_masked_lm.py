@@ -11,13 +11,14 @@ from torch.nn import functional
 from transformers import DataCollatorForLanguageModeling
 
 from recipe.batching import batches, packing
+from recipe.batching.document_batches import DocumentLayout
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders
 from recipe.models.pretrained import Source
 from recipe.tasks.masked_lm import task as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
-from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
+from recipe.tasks.masked_lm.batches import MaskedTexts
 from recipe.tasks.masked_lm.spec import Options
 from tests.support import serving_kit
 from tests.support.packed_batches import KINDS, SMALL, make
@@ -155,12 +156,12 @@ def test_loss_and_gradients_are_those_of_each_text_alone(
     family = packed_encoders.family_of(config)
     lengths = [samples.lengths[rows]]
     layouts: list[batches.Layout] = [
-        MaskedLayout(batches.Padded(packing.buckets(lengths), 6, 0), 9)
+        DocumentLayout(batches.Padded(packing.buckets(lengths), 6, 0), 9)
     ]
     if kind != "deberta-v2":
         assert family is not None
         first = family.first_position(config)
-        layouts.append(MaskedLayout(batches.Packed(packing.shape(lengths), 6, 0, first), 9))
+        layouts.append(DocumentLayout(batches.Packed(packing.shape(lengths), 6, 0, first), 9))
     for layout in layouts:
         model.zero_grad()
         sums = model(**layout.tensors(samples, rows)).logits

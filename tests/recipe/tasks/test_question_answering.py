@@ -10,13 +10,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
+from recipe.batching.window_batches import NOWHERE, Windows
+from recipe.data import questions
+from recipe.data.questions import Questions
 from recipe.errors import DataError
 from recipe.plan import detection
-from recipe.tasks.question_answering import data as questions
+from recipe.tasks.evaluation import exact_match, word_f1
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.data import Questions
-from recipe.tasks.question_answering.report import Answer, f1_of, find, normal, scores
-from recipe.tasks.question_answering.tokens import NOWHERE, Windows
+from recipe.tasks.question_answering.report import Answer, find, scores
 from tests.support.jobs import write
 from tests.support.refusals import refused
 
@@ -153,10 +154,11 @@ def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path
 
 def test_the_scores_are_those_of_squads_scripts() -> None:
     """The definitions: case, articles, punctuation; the best of several; none against none."""
-    assert normal("The  Cat, a dog!") == "cat dog"
-    assert f1_of("the black cat", "A cat") == pytest.approx(2 / 3)
-    assert f1_of("", "cat") == 0
-    assert f1_of("", "") == 1
+    assert exact_match("The  Cat, a dog!", "cat dog") == 1
+    assert exact_match("cat", "cats") == 0
+    assert word_f1("the black cat", "A cat") == pytest.approx(2 / 3)
+    assert word_f1("", "cat") == 0
+    assert word_f1("", "") == 1
 
     def answer_of(text: str, *true: str) -> Answer:
         return Answer(text=text, start=0, true=true)
@@ -179,7 +181,7 @@ def test_the_best_answer_over_windows_is_taken_and_none_where_that_is_likelier()
     begins, ends = [-1, 0, 2, -1, -1, 2, 5], [-1, 1, 4, -1, -1, 4, 8]
     labels = np.array([[1, 1, 0, 0], [1, 1, 0, 0]])
     made = Windows(np.zeros(7, dtype=np.int32), np.array([0, 4, 7]), labels,
-                   np.array(begins), np.array(ends), True)  # fmt: skip
+                   np.array(begins), np.array(ends))  # fmt: skip
     rows = [{"question": "q", "context": context, "answers": ["ccc"]}]
     outputs = np.full((2, 9), -1e9, dtype=np.float32)
     outputs[0, 1:5], outputs[0, 5:9] = [1.0, 2.0, 1.0, 9.0], [1.0, 0.5, 3.0, 9.0]

@@ -14,12 +14,12 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
+from recipe.data import word_tags
+from recipe.data.word_tags import Tagged, iob2
 from recipe.errors import DataError, HyperparameterError
 from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification
-from recipe.tasks.token_classification import data as word_tags
-from recipe.tasks.token_classification.data import Tagged, iob2
-from recipe.tasks.token_classification.tokens import reading_words, windows
+from recipe.tokenization.windows import reading_words, word_windows
 from tests.support import causal_kit
 from tests.support.jobs import write
 from tests.support.refusals import refused
@@ -271,15 +271,24 @@ def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any, letters: str) -> 
         assert results == entities, tags
 
 
-def test_each_token_is_learned_in_one_window_that_fits() -> None:
-    for length, room in itertools.product(range(1, 60), range(1, 30)):
-        results = list(windows(length, room, True))
-        assert [token for _, learned in results for token in learned] == list(range(length))
-        for window, learned in results:
-            assert set(learned) <= set(window) <= set(range(length))
-            assert len(window) <= room
-        ((window, learned),) = windows(length, room, False)
-        assert window == learned == range(min(length, room))
+def test_each_word_is_learned_in_one_window_that_fits(tiny_model: Path) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_model)
+    draw = random.Random(0)
+    for count, length in itertools.product(range(1, 40, 3), range(3, 30)):
+        # Numbers have a token for each digit.
+        words = [str(draw.choice([7, 21, 1843])) for _ in range(count)]
+        (whole,) = tokenizer([words], is_split_into_words=True)["input_ids"]
+        results = list(word_windows(tokenizer, [words], length, True))
+        learned = [word for *_, owners in results for word in owners if word is not None]
+        assert learned == list(range(count))
+        for _, ids, owners in results:
+            assert len(ids) == len(owners) <= length
+            for token, word in zip(ids, owners, strict=True):
+                assert word is None or tokenizer.decode([token]) == words[word][0]
+        ((_, ids, owners),) = word_windows(tokenizer, [words], length, False)
+        assert ids == [*whole[:-1][: length - 1], whole[-1]]
+        assert [word for word in owners if word is not None] == [*range(max(
+            word for word in owners if word is not None) + 1)]  # fmt: skip
 
 
 def test_words_are_read_by_themselves_as_within_a_text(tmp_path: Path, tiny_model: Path) -> None:

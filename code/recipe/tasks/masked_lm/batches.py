@@ -1,8 +1,4 @@
-"""Make batches of masked texts, and choose the masked tokens.
-
-A batch has the tensors of any samples (`batches`) with some tokens replaced, and those of
-`document_batches` for learned tokens: `places` are the positions of the masked tokens, and
-`targets` the original tokens.
+"""Choose the masked tokens of texts.
 
 Masks are a pure function of (seed, epoch, position in the data): they do not depend on how samples
 are divided among steps and processes, or where a job was resumed. Evaluations always have the same
@@ -14,14 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from recipe.batching.batches import Batch, CompositeLayout, Samples
-from recipe.batching.document_batches import pad_positions
+from recipe.batching.document_batches import TargetSamples
 from recipe.batching.packing import Rows
 
 _REPLACED, _RANDOM = 0.8, 0.1
@@ -45,7 +38,7 @@ class Masking:
 
 
 @dataclass(frozen=True)
-class MaskedTexts(Samples):
+class MaskedTexts(TargetSamples):
     """Samples with masked tokens. The label of a sample is its number of masked tokens in
     evaluations; for training data it is unused."""
 
@@ -99,6 +92,10 @@ class MaskedTexts(Samples):
         kept = np.where(kind < _REPLACED + _RANDOM, random, self.token_ids[chosen])
         return indices, np.where(kind < _REPLACED, self.masking.mask_id, kept)
 
+    def targets(self, source: Rows) -> tuple[Rows, Rows, Rows | None]:
+        indices, instead = self.masked(source)
+        return indices, self.token_ids[source[indices]], instead
+
     def weight(self, rows: Rows) -> int:
         """Return the number of masked tokens at `rows`, over which the loss is the mean; at least
         1, so that the loss of a step without any is 0."""
@@ -132,24 +129,3 @@ def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
-
-
-@dataclass(frozen=True)
-class MaskedLayout(CompositeLayout):
-    """A layout of masked texts."""
-
-    learned: int
-    """Most masked tokens in a batch; a rare batch has more."""
-
-    def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return the tensors of the masked texts, and the learned positions."""
-        assert isinstance(samples, MaskedTexts)
-        batch, first = self.laid(samples, rows)
-        source, owners, within = samples.token_positions(rows)
-        indices, instead = samples.masked(source)
-        positions = (first[owners] + within)[indices]
-        ids: Any = batch["input_ids"].flatten().numpy()
-        ids[positions] = instead
-        batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
-        targets = samples.token_ids[source[indices]]
-        return batch | pad_positions(positions, targets, owners[indices], len(first), self.learned)

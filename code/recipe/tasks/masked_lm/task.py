@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import AutoModelForMaskedLM, PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
+from recipe.batching.document_batches import DocumentLayout
 from recipe.compat import new_weights
 from recipe.data import language_modeling
 from recipe.errors import ModelError
@@ -36,7 +37,7 @@ from recipe.tasks.base import (
     whole_model,
 )
 from recipe.tasks.masked_lm import tokens as masked_texts
-from recipe.tasks.masked_lm.batches import MaskedLayout, MaskedTexts
+from recipe.tasks.masked_lm.batches import MaskedTexts
 from recipe.tasks.masked_lm.spec import Options
 from recipe.tokenization import encoding
 
@@ -51,7 +52,7 @@ class _MaskedTokens(EncoderObjective, TokenLosses):
             samples.room(rows) for samples, rows in batches if isinstance(samples, MaskedTexts)
         ]
         texts = text_layout(model, packed, size, pad_id, batches)
-        return MaskedLayout(texts, max(rooms, default=1))
+        return DocumentLayout(texts, max(rooms, default=1))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:

@@ -5,22 +5,18 @@ The scores are those of SQuAD's official scripts (1.1, and 2.0 if questions may 
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from recipe.batching.window_batches import NOWHERE, Windows
+from recipe.models.answer_spans import likeliest
 from recipe.reports.section import Section
-from recipe.tasks.question_answering import spans
-from recipe.tasks.question_answering.tokens import NOWHERE, Windows
+from recipe.tasks.evaluation import exact_match, word_f1
 
 LONGEST_ANSWER = 30
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,27 +32,12 @@ class Answer:
     @property
     def exact(self) -> float:
         """Return 1 if it equals a true answer, apart from case, articles and punctuation."""
-        return max(float(normal(text) == normal(self.text)) for text in self.true or [""])
+        return max(exact_match(text, self.text) for text in self.true or [""])
 
     @property
     def f1(self) -> float:
         """Return the F1 of its words, compared with the closest true answer."""
-        return max(f1_of(text, self.text) for text in self.true or [""])
-
-
-def normal(text: str) -> str:
-    """Return a text normalised as in SQuAD's scripts."""
-    bare = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
-
-
-def f1_of(true: str, predicted: str) -> float:
-    """Return F1 of the words of one text against those of another."""
-    true_words, predicted_words = normal(true).split(), normal(predicted).split()
-    if not true_words or not predicted_words:
-        return float(true_words == predicted_words)
-    common = sum((Counter(true_words) & Counter(predicted_words)).values())
-    return 2 * common / (len(true_words) + len(predicted_words))
+        return max(word_f1(text, self.text) for text in self.true or [""])
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
@@ -80,10 +61,12 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def find(
-    outputs: Array, windows: Windows, rows: Sequence[Mapping[str, Any]], may_be_none: bool
+    outputs: np.ndarray[Any, Any],
+    windows: Windows,
+    rows: Sequence[Mapping[str, Any]],
+    may_be_none: bool,
 ) -> list[Answer]:
-    """Return the best answer to each question over its windows, as run_qa.py of transformers finds
-    it.
+    """Return the best answer to each question over its windows, as transformers' run_qa.py does.
 
     Args:
         outputs: [windows, 1 + 2 * tokens], as `recipe.models.token_heads.patch_forward_for_spans`
@@ -98,9 +81,9 @@ def find(
         span = windows.span(window)
         begins, ends = windows.begins[span], windows.ends[span]
         both = outputs[window, 1:].reshape(2, tokens)[:, : len(begins)]
-        nothing[number] = min(nothing[number], float(both[:, nowhere].sum()))
-        start, end = np.where(begins == NOWHERE, -np.inf, both)
-        for first, last, score in spans.likeliest(start, end, 1, LONGEST_ANSWER):
+        none, likely = likeliest(both, begins != NOWHERE, nowhere, 1, LONGEST_ANSWER)
+        nothing[number] = min(nothing[number], float(none))
+        for first, last, score in likely:
             best[number] = max(best[number], (score, int(begins[first]), int(ends[last])))
     answers = []
     for row, none, (score, begin, stop) in zip(rows, nothing, best, strict=True):

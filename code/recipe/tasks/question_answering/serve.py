@@ -17,9 +17,9 @@ from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Requ
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
-from recipe.errors import ModelError
-from recipe.tasks.question_answering import spans
+from recipe.models.answer_spans import likeliest
 from recipe.tasks.question_answering.spec import SPECS
+from recipe.tokenization.windows import PairWindow, check_fast, pair_windows
 
 PARAMETERS = {
     "top_k", "doc_stride", "max_answer_len", "max_seq_len", "handle_impossible_answer",
@@ -27,19 +27,6 @@ PARAMETERS = {
 }  # fmt: skip
 _NONE = "handle_impossible_answer"
 _MAX_SEQ_LEN, _DOC_STRIDE, _MAX_ANSWER_LEN = 384, 128, 15
-
-
-@dataclass(frozen=True)
-class Window:
-    """A part of a context with the question."""
-
-    row: TokenRow
-    encoding: Any
-    """The tokenizer's encoding, which has the characters of each token."""
-    allowed: np.ndarray[Any, Any]
-    """Marks tokens that an answer may contain: those of the context, and the one for no answer."""
-    nowhere: int
-    """The position of the token for no answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +43,10 @@ class QuestionAnswerer(ServedTask):
 
     @classmethod
     def load(cls, origin: Origin) -> QuestionAnswerer:
-        """Return the question answering model that `origin` names.
-
-        Raises:
-            ModelError: Its tokenizer does not return the offsets of tokens.
-        """
+        """Return the question answering model that `origin` names. Raise ModelError if its
+        tokenizer does not map tokens to characters."""
         loaded = loading.load(origin, AutoModelForQuestionAnswering)
-        if not loaded.tokenizer.is_fast:
-            raise ModelError(
-                f"The tokenizer of {origin.location} does not return the offsets of tokens.",
-                "Save a fast tokenizer (tokenizer.json) with the model.",
-            )
+        check_fast(loaded.tokenizer)
         return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
@@ -83,61 +63,55 @@ class QuestionAnswerer(ServedTask):
         sizes: list[int] = []
         for question, context in inputs.values:
             work.append(self._windows(question, context, request.parameters))
-            lengths = [len(window.row.ids) for window in work[-1]]
+            lengths = [len(window.ids) for window in work[-1]]
             sizes += lengths
             read += sum(lengths)
             bounds.hold(Bound.ROWS, len(sizes))
             bounds.hold(Bound.READ, read)
         return Prepared(request=request, inputs=inputs, sizes=sizes, work=work)
 
-    def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
+    def _windows(
+        self, question: str, context: str, parameters: Mapping[str, Any]
+    ) -> list[PairWindow]:
         """Return overlapping windows of a context, each with the question and short enough for the
-        model.
-
-        Raises:
-            BadRequest: The question leaves no room for the context, or the context has no tokens.
-        """
+        model. Raise BadRequest if the question leaves no room, or the context has no tokens."""
         tokenizer: Any = self.loaded.tokenizer
-        trained = self._trained
-        most = parameters.get("max_seq_len", trained.get("max_seq_len", _MAX_SEQ_LEN))
+        most = parameters.get("max_seq_len", self._trained.get("max_seq_len", _MAX_SEQ_LEN))
         most = min(most, self.loaded.max_length)
-        stride = min(most // 2, trained.get("doc_stride", _DOC_STRIDE))
-        stride = parameters.get("doc_stride", stride)
+        shared = min(most // 2, self._trained.get("doc_stride", _DOC_STRIDE))
+        shared = parameters.get("doc_stride", shared)
         bounds.hold_text(question, context)
         answer = min(parameters.get("max_answer_len", _MAX_ANSWER_LEN), most)
         bounds.hold(Bound.SCORES, 4 * most * answer, "max_seq_len and max_answer_len")
         turns.pause()
-        length = len(tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"])
-        room = most - length - tokenizer.num_special_tokens_to_add(pair=True)
-        bounds.hold_windows(tokenizer, context, room, stride)
-        try:
-            encoded = spans.encode(tokenizer, [question], [context], most, stride)
-        except BaseException as error:
-            # If question and stride leave no room, tokenizers panic, which is not an Exception.
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise BadRequest(
-                f"The question leaves no room for its context: {most} tokens are read at once, of "
-                f"which parts share {stride} (doc_stride)."
-            ) from error
+        room = most - self._count(question) - tokenizer.num_special_tokens_to_add(pair=True)
+        bounds.hold_windows(tokenizer, context, room, shared)
+        if room <= shared:
+            if self._count(context) > room:
+                raise BadRequest(
+                    f"The question leaves no room for its context: {most} tokens are read at once, "
+                    f"of which parts share {shared} (doc_stride)."
+                )
+            shared = 0  # there is one part
         windows = []
-        sequence = spans.context_sequence(tokenizer)
-        for number, ids in enumerate(encoded["input_ids"]):
+        for window in pair_windows(tokenizer, [question], [context], most, shared):
             turns.pause()
-            allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
-            nowhere = spans.no_answer_token(tokenizer, ids)
-            allowed[nowhere] |= ids[nowhere] == tokenizer.cls_token_id or trained.get(_NONE, False)
-            types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
-            windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
-        if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
+            windows.append(window)
+        if not any(window.is_context.sum() > window.is_context[window.nowhere]
+                   for window in windows):  # fmt: skip
             raise BadRequest("A context is empty.")
         return windows
+
+    def _count(self, text: str) -> int:
+        """Return the tokens of a text, without special tokens."""
+        encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+        return len(encoded["input_ids"])
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
         """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
         start and end are characters of the context; with `top_k` a list of the best."""
         parts = itertools.chain.from_iterable(prepared.work for prepared in requests)
-        rows = [window.row for windows in parts for window in windows]
+        rows = [TokenRow(window.ids, window.types) for windows in parts for window in windows]
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for prepared in requests:
@@ -153,7 +127,7 @@ class QuestionAnswerer(ServedTask):
     def _answer(
         self,
         context: str,
-        scored: Sequence[tuple[Window, np.ndarray[Any, Any]]],
+        scored: Sequence[tuple[PairWindow, np.ndarray[Any, Any]]],
         parameters: Mapping[str, Any],
     ) -> Any:
         """Return the likeliest words of a context: one answer, or a list of several.
@@ -163,36 +137,33 @@ class QuestionAnswerer(ServedTask):
             scored: Its parts, with their logits of shape (tokens, 2): starts and ends.
             parameters: The request's.
         """
-        parameters = {**self._trained, **parameters}
+        trained, cls = self._trained, self.loaded.tokenizer.cls_token_id
+        parameters = {**trained, **parameters}
         count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
         longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
         # Several spans of tokens may have the same words.
         candidates = 2 * count + 10 if by_words else count
-        sequence = spans.context_sequence(self.loaded.tokenizer)
         no_answer, answers = 1e6, dict[str, dict[str, Any]]()
-        masked = [np.where(window.allowed, logits.T, -10000.0) for window, logits in scored]
+        masked = []
+        for window, logits in scored:
+            allowed = window.is_context.copy()
+            is_cls = window.ids[window.nowhere] == cls
+            allowed[window.nowhere] |= is_cls or trained.get(_NONE, False)
+            masked.append(np.where(allowed, logits.T, -10000.0))
         # As in training's evaluation: one softmax over all windows, and of equal words the likelier
         # place. Pipelines normalize each window, and add up equal words.
-        is_judged = bool(self._trained)
+        is_judged = bool(trained)
         per_window = min(candidates, masked[0].shape[1] * longest)
         bounds.hold(Bound.ANSWER, 8 * len(masked) * per_window, "places of answers, by top_k")
         scale = _log_sum(np.concatenate(masked, axis=1)) if is_judged else None
         for (window, _), values in zip(scored, masked, strict=True):
-            both = values - (_log_sum(values) if scale is None else scale)
-            no_answer = min(no_answer, float(np.exp(both[:, window.nowhere].sum())))
-            both[:, window.nowhere] = -np.inf
-            for first, last, log_score in spans.likeliest(both[0], both[1], candidates, longest):
+            scores = values - (_log_sum(values) if scale is None else scale)
+            none, best = likeliest(scores, window.is_context, window.nowhere, candidates, longest)
+            no_answer = min(no_answer, float(np.exp(none)))
+            for first, last, log_score in best:
                 turns.pause()
-                if not (window.allowed[first] and window.allowed[last]):
-                    continue
                 score = float(np.exp(log_score))
-                # The offsets of the span's words; of its tokens, if no words are known.
-                edges = [window.encoding.offsets[token] for token in (first, last)]
-                words = [window.encoding.token_to_word(token) for token in (first, last)]
-                if by_words and None not in words:
-                    positions = [window.encoding.word_to_chars(word, sequence) for word in words]
-                    edges = edges if None in positions else positions
-                begins, ends = edges[0][0], edges[1][1]
+                begins, ends = window.characters(first, last, by_words)
                 text = context[begins:ends]
                 known = answers.get(text.lower())
                 if known is None or (is_judged and known["score"] < score):

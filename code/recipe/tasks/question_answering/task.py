@@ -13,8 +13,11 @@ from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrain
 from recipe import metrics
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
+from recipe.batching.window_batches import WindowLayout, Windows
+from recipe.data import questions
 from recipe.data.column_names import TOKEN_IDS
-from recipe.errors import DistributedError, HyperparameterError
+from recipe.data.questions import ANSWERS, CONTEXT, ID, QUESTION
+from recipe.errors import HyperparameterError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
@@ -26,16 +29,14 @@ from recipe.tasks.base import (
     Task,
     Tokenizer,
     TokenLosses,
+    longest_in,
     named_splits,
     text_layout,
 )
-from recipe.tasks.question_answering import data as questions
-from recipe.tasks.question_answering import report as found_answers
-from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.data import ANSWERS, CONTEXT, ID, QUESTION
-from recipe.tasks.question_answering.report import Answer, FoundAnswers
+from recipe.tasks.question_answering import report, tokens
+from recipe.tasks.question_answering.report import FoundAnswers
 from recipe.tasks.question_answering.spec import Options
-from recipe.tasks.question_answering.tokens import WindowLayout, Windows
+from recipe.tokenization import windows
 
 _LONGEST, _STRIDE = 384, 128
 
@@ -47,17 +48,15 @@ class Spans(EncoderObjective, TokenLosses):
         self._data = data
         self.windows: dict[str, Windows] = {}
         """The windows of each split."""
-        self.last: tuple[str, list[Answer]] | None = None
-        """The last evaluation: its split, and the answers."""
+        self.last: FoundAnswers | None = None
+        """Those of the last evaluation."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        distinct = {id(samples): samples for samples, _ in batches}.values()
-        tokens = max(int(one.lengths.max(initial=1)) for one in distinct)
-        judged = any(isinstance(one, Windows) and one.judged for one in distinct)
         texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
-        return WindowLayout(texts, tokens, judged)
+        is_judged = longest_in(batches, judged=True) > 0
+        return WindowLayout(texts, longest_in(batches), is_judged)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
@@ -65,18 +64,13 @@ class Spans(EncoderObjective, TokenLosses):
         token_heads.patch_forward_for_spans(model)
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
-        labels = prediction.label_ids
-        name = next((key for key, made in self.windows.items() if made.labels is labels), None)
-        if name is None:
-            raise DistributedError(
-                "The evaluation questions are on several hosts.",
-                "Give every host the whole channel (FullyReplicated).",
-            )
-        rows, outputs = list(named_splits(self._data)[name]), np.asarray(prediction.predictions)
-        may_be_none = self._data.has_unanswerable
-        answers = found_answers.find(outputs, self.windows[name], rows, may_be_none)
-        self.last = name, answers
-        return found_answers.scores(answers, may_be_none)
+        name, made = next(
+            item for item in self.windows.items() if item[1].labels is prediction.label_ids
+        )
+        rows, may_be_none = list(named_splits(self._data)[name]), self._data.has_unanswerable
+        answers = report.find(np.asarray(prediction.predictions), made, rows, may_be_none)
+        self.last = FoundAnswers(split=name, ids=[row[ID] for row in rows], answers=answers)
+        return report.scores(answers, may_be_none)
 
 
 class QuestionAnswering(Task):
@@ -119,7 +113,7 @@ class QuestionAnswering(Task):
         config.question_answering = {
             "max_seq_len": length,
             "doc_stride": stride,
-            "max_answer_len": found_answers.LONGEST_ANSWER,
+            "max_answer_len": report.LONGEST_ANSWER,
             "handle_impossible_answer": self.data.has_unanswerable,
             "align_to_words": False,
         }
@@ -130,8 +124,7 @@ class QuestionAnswering(Task):
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        stride = self._stride(max_length)
-        made = windows.tokenise(name, split, tokenizer, max_length, stride)
+        made = tokens.tokenise(name, split, tokenizer, max_length, self._stride(max_length))
         self.objective.windows[name] = made
         return made
 
@@ -142,8 +135,7 @@ class QuestionAnswering(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return about how many windows a question with its context becomes."""
-        step = max(1, longest - self._stride(longest))
-        return 1 + max(0, -(-(length - longest) // step))
+        return windows.count(length, longest, self._stride(longest))
 
     def about(self) -> About:
         none = ", or report that there is none" if self.data.has_unanswerable else ""
@@ -160,10 +152,7 @@ class QuestionAnswering(Task):
         return f"{row[QUESTION][:SHOWN_CHARS]!r} + {row[CONTEXT][:SHOWN_CHARS]!r}: {answer}"
 
     def answers(self) -> FoundAnswers | None:
-        if self.objective.last is None:
-            return None
-        name, answers = self.objective.last
-        return FoundAnswers(split=name, ids=named_splits(self.data)[name][ID][:], answers=answers)
+        return self.objective.last
 
 
 TASK = QuestionAnswering

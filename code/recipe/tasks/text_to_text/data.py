@@ -12,7 +12,7 @@ from recipe.data import held_out, values
 from recipe.data.column_names import SOURCE, TARGET, plain
 from recipe.data.files.part import is_string
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, describe_files, only, read_columns
+from recipe.data.reading import Read, only, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -40,15 +40,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     reading = read_columns(channels, spec, settings, notes)
     checks_languages = settings.text_column is None
     tables = reading.converted(lambda file: _texts(file, checks_languages, notes))
-    built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
-    for split, rows in built.items():
-        if not len(rows):
-            raise DataError(
-                f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
-            )
-        notes.append(describe_files(reading.files_of(split), f"{len(rows)} rows"))
-    uses, rule = held_out.assign(built, settings)
-    return DataSets(**uses, notes=[*notes, rule])
+    uses, findings = held_out.build(
+        reading, tables, settings, "row with both texts", lambda rows: f"{len(rows)} rows"
+    )
+    return DataSets(**uses, notes=[*notes, *findings])
 
 
 def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:

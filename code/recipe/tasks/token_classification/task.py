@@ -11,8 +11,10 @@ from datasets import Dataset
 from transformers import AutoModelForTokenClassification, EvalPrediction, PreTrainedModel
 
 from recipe.batching.batches import Layout
+from recipe.batching.document_batches import DocumentLayout
 from recipe.batching.samples import Samples
-from recipe.data.column_names import TAGS, TOKENS
+from recipe.data import word_tags
+from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import ModelError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
@@ -27,14 +29,12 @@ from recipe.tasks.base import (
     TokenLosses,
     judged_split,
     learned_in,
+    longest_in,
     text_layout,
 )
-from recipe.tasks.token_classification import data as word_tags
-from recipe.tasks.token_classification import report as entities
-from recipe.tasks.token_classification import tokens as words
+from recipe.tasks.token_classification import report, tokens
 from recipe.tasks.token_classification.report import Sentence, TaggedAnswers
-from recipe.tasks.token_classification.tokens import TaggedSamples, TagLayout
-from recipe.tokenization import encoding
+from recipe.tokenization import encoding, windows
 
 _SHOWN_WORDS = 15
 
@@ -52,10 +52,8 @@ class Tags(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        distinct = {id(samples): samples for samples, _ in batches}.values()
-        most = max((one.words() for one in distinct if isinstance(one, TaggedSamples)), default=0)
         texts = text_layout(model, packed, size, pad_id, batches, in_blocks=True)
-        return TagLayout(texts, learned_in(batches), most)
+        return DocumentLayout(texts, learned_in(batches), longest_in(batches, judged=True))
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if not packed:
@@ -64,8 +62,8 @@ class Tags(EncoderObjective, TokenLosses):
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
         outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-        self.last = entities.sentences_of(outputs, labels, self.names)
-        return entities.scores(self.last, self._are_entities)
+        self.last = report.sentences_of(outputs, labels, self.names)
+        return report.scores(self.last, self._are_entities)
 
 
 class TokenClassification(Task):
@@ -78,7 +76,7 @@ class TokenClassification(Task):
         self.data = word_tags.load(channels, self.data_settings)
         self.train, self.notes = self.data.train, self.data.notes
         are_entities = self.data.are_entities
-        self.check_best(entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
+        self.check_best(report.ENTITY_SCORES if are_entities else report.TAG_SCORES)
         self._names = self.data.names
         self._is_split = self.data_settings.long_texts != TRUNCATE
         smoothing = float(self.data_settings.passed.get("label_smoothing_factor") or 0.0)
@@ -107,7 +105,7 @@ class TokenClassification(Task):
             label2id={name: number for number, name in enumerate(self._names)},
         )
         trusted = {"trust_remote_code": self.model_settings.trust_remote_code}
-        return model, words.reading_words(tokenizer, source.name, trusted)
+        return model, windows.reading_words(tokenizer, source.name, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a window, also in serving."""
@@ -118,15 +116,17 @@ class TokenClassification(Task):
         return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        return words.tokenise(name, split, tokenizer, max_length, self._names, self._is_split)
+        return tokens.tokenise(name, split, tokenizer, max_length, self._names, self._is_split)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
-        return words.lengths(self.train.select(rows), tokenizer)
+        words_of_rows: Any = self.train.select(rows)[TOKENS][:]
+        encoded = tokenizer(words_of_rows, is_split_into_words=True, verbose=False)
+        return [len(ids) for ids in encoded[TOKEN_IDS]]
 
     def pieces(self, length: int, longest: int) -> int:
         """Return about how many windows a sentence becomes."""
-        more = -(-(length - longest) // words.step(longest)) if self._is_split else 0
-        return 1 + max(0, more)
+        shared = windows.words_shared(longest)
+        return windows.count(length, longest, shared) if self._is_split else 1
 
     def about(self) -> About:
         names = ", ".join(f"`{name}`" for name in self._names)

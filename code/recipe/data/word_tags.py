@@ -13,17 +13,16 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import held_out, labels, values
+from recipe.data import held_out, labels, spans, values
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import formats
 from recipe.data.files.part import UNTAGGED, Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, describe_files, read_columns
-from recipe.errors import DataError, Problems
+from recipe.data.reading import Read, read_columns
+from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
-from recipe.tasks.token_classification import spans
 
 OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
@@ -72,30 +71,30 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     """
     notes: list[str] = []
 
-    spec, header = TASKS["token-classification"], settings.names_in_header
-    read = functools.partial(formats.read_tagged, header=header)
-    reading = read_columns(channels, spec, settings, notes, read)
+    read = functools.partial(formats.read_tagged, header=settings.names_in_header)
+    reading = read_columns(channels, TASKS["token-classification"], settings, notes, read)
     sentences = reading.converted(lambda file: _sentences(file, settings.class_names, notes))
     names, are_entities, summary = _tag_names(sentences["train"], notes)
-    built, findings = {}, []
     problems = Problems()
     for split, files in sentences.items():
-        for one in files:
+        for file in files:
             with problems.noted():
-                if strange := sorted({*one.words.unique().to_pylist()} - {None, *names}):
+                if strange := sorted({*file.words.unique().to_pylist()} - {None, *names}):
                     raise DataError(
-                        f"{one.part.path} has the tag {strange[0]!r}, which is in the {split} data "
-                        f"but not in the training data ({', '.join(names[:20])}).",
+                        f"{file.part.path} has the tag {strange[0]!r}, which is in the {split} "
+                        f"data but not in the training data ({listed(names)}).",
                         "Give training sentences with that tag, or remove it.",
                     )
-        built[split] = held_out.data_set([one.table for one in files])
-        if not len(built[split]):
-            raise DataError(f"The {split} data has no words.", "Give sentences of a word or more.")
-        count = f"{len(built[split])} sentences of {sum(len(one.words) for one in files)} words"
-        findings.append(describe_files(reading.files_of(split), count))
     problems.check()
-    uses, rule = held_out.assign(built, settings)
-    notes = [*notes, *findings, rule, summary]
+    tables = {split: [file.table for file in files] for split, files in sentences.items()}
+    uses, findings = held_out.build(
+        reading,
+        tables,
+        settings,
+        "words",
+        lambda rows: f"{len(rows)} sentences of {len(pc.list_flatten(rows[TAGS]))} words",
+    )
+    notes = [*notes, *findings, summary]
     return Tagged(**uses, names=names, are_entities=are_entities, notes=notes)
 
 
@@ -128,8 +127,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     if not are_entities:
         names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
-        more = ", ..." if len(sizes) > 20 else ""
-        summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
+        summary = f"tags: {len(names)}: {listed(sizes)}"
         if OUTSIDE in in_use:
             summary += (
                 "; of words, since none is B-... or I-...: an entity of two words gives two answers"
@@ -144,7 +142,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     if converted := sorted({tag[0] for tag in in_use - set(iob2_names)}):
         notes.append(f"tags: {', '.join(converted)} are converted to B and I (IOB2).")
     sizes = [f"{kind} ({counts[f'B-{kind}']})" for kind in types]
-    summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
+    summary = f"entities of {len(types)} kinds: {listed(sizes)}"
     return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
 
 
@@ -157,14 +155,10 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     type_before, ended = None, True
     for tag in tags:
         match = _TAG.fullmatch(tag or "")
-        if match is None:
-            converted.append(tag)
-            type_before, ended = None, True
-            continue
-        prefix, kind = match[1], match[2]
+        prefix, kind = match.groups() if match else ("", None)
         begins = prefix in _STARTING or kind != type_before or ended
-        converted.append(f"{'B' if begins else 'I'}-{kind}")
-        type_before, ended = kind, prefix in _ENDING
+        converted.append(f"{'B' if begins else 'I'}-{kind}" if match else tag)
+        type_before, ended = kind, match is None or prefix in _ENDING
     return converted
 
 
@@ -233,7 +227,6 @@ def _tags(
     words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
     if not isinstance(words, list):
         return None, []
-    names = part.class_names.get(columns[1])
     if not isinstance(tags, list) or len(tags) != len(words):
         count = len(tags) if isinstance(tags, list) else "no"
         raise DataError(
@@ -241,26 +234,22 @@ def _tags(
             f"in column {columns[1]!r}.",
             "Give a tag for each word.",
         )
-    tag_names: list[str | None] = []
+    classes = part.class_names.get(columns[1])
+    names: list[str | None] = []
     for index, tag in enumerate(tags):
-        if names is not None and isinstance(tag, str) and tag.strip().lstrip("-").isdigit():
-            tag = int(tag)  # of CSV and CoNLL
-        if tag == UNTAGGED:
-            tag_names.append(None)
-        elif names is not None and isinstance(tag, int):
-            if not 0 <= tag < len(names):
-                raise DataError(
-                    f"{part.where(row)} has the tag {tag} for word {index} ({words[index]!r}), "
-                    "and the "
-                    f"column {columns[1]!r} has {len(names)} classes, 0 to {len(names) - 1}.",
-                    "Correct the row, or give -100 for a word without a tag.",
-                )
-            tag_names.append(names[tag])
-        elif isinstance(tag, (str, int)) and str(tag).strip():
-            tag_names.append(str(tag).strip())
+        name = tag.strip() if isinstance(tag, str) else tag
+        if classes is not None and str(name).lstrip("-").isdigit():
+            number = int(name)  # of CSV and CoNLL
+            name = classes[number] if 0 <= number < len(classes) else number
+            is_known = name != number or number == UNTAGGED
         else:
+            is_known = isinstance(name, (str, int)) and name != ""
+        if not is_known:
+            among = f" (of {len(classes)} classes, from 0)" if classes is not None else ""
             raise DataError(
-                f"{part.where(row)} has {tag!r} as the tag of word {index} ({words[index]!r}).",
+                f"{part.where(row)} has the tag {tag!r} for word {index} ({words[index]!r}) in "
+                f"column {columns[1]!r}{among}.",
                 "Give a name, a number, or -100 for a word without a tag.",
             )
-    return words, tag_names
+        names.append(None if name == UNTAGGED else str(name))
+    return words, names

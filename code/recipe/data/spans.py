@@ -8,10 +8,11 @@ JSON-MIN).
 from __future__ import annotations
 
 import json
+import operator
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from recipe.data import values
 from recipe.data.files.part import Part
 from recipe.errors import DataError
 
@@ -20,28 +21,13 @@ _WORDS = ("text", "word", "value", "surface")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-@dataclass(frozen=True)
-class Span:
-    """Characters `start` to `end` (exclusive) are a `label`."""
-
-    start: int
-    end: int
-    label: str
-    text: str | None = None
-    """The characters that a record declares."""
-
-
-def _spans(value: Any) -> list[Span] | None:
-    """Return the spans in a cell, in the order of the text; None if the cell does not hold
-    spans."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
+def _spans(value: Any) -> list[tuple[int, int, str, str | None]] | None:
+    """Return start, end, label and declared text of the spans in a cell, in the order of the text;
+    None if the cell does not hold spans."""
+    value = values.container(value) if isinstance(value, str) else value
     if not isinstance(value, list):
         return None
-    spans: list[Span] = []
+    spans = []
     for item in value:
         text = None
         if isinstance(item, list) and len(item) == 3:
@@ -58,8 +44,8 @@ def _spans(value: Any) -> list[Span] | None:
             (label,) = label
         if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
             return None
-        spans.append(Span(start, end, str(label), text))
-    return sorted(spans, key=lambda span: (span.start, span.end))
+        spans.append((start, end, str(label), text))
+    return sorted(spans, key=operator.itemgetter(0, 1))
 
 
 def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], list[str], int]:
@@ -73,22 +59,23 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
     spans = _spans(value)
     if spans is None:
         raise _wrong(part, row, f"has no spans that can be read: {json.dumps(value)[:80]}")
-    kept: list[Span] = []
-    within = end = 0
-    for span in spans:
-        if not 0 <= span.start < span.end <= len(text):
-            what = f"has a span {span.start} to {span.end} ({span.label})"
+    words: list[str] = []
+    tags: list[str] = []
+    within = begun = ended = 0
+    for first, end, label, declared in spans:
+        if not 0 <= first < end <= len(text):
+            what = f"has a span {first} to {end} ({label})"
             raise _wrong(part, row, f"{what}, and a text of {len(text)} characters")
-        inside = text[span.start : span.end]
-        start = span.start + len(inside) - len(inside.lstrip())
-        stop = span.end - (len(inside) - len(inside.rstrip()))
+        inside = text[first:end]
+        start = first + len(inside) - len(inside.lstrip())
+        stop = end - (len(inside) - len(inside.rstrip()))
         if start >= stop:
-            raise _wrong(part, row, f"has a span {span.start} to {span.end} of white space")
-        if span.text is not None and inside.strip() != span.text.strip():
-            what = f"has a span {span.start} to {span.end}, which holds"
-            raise _wrong(part, row, f"{what} {inside!r} and not {span.text!r}, its text")
-        if start < end:
-            what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
+            raise _wrong(part, row, f"has a span {first} to {end} of white space")
+        if declared is not None and inside.strip() != declared.strip():
+            what = f"has a span {first} to {end}, which holds {inside!r} and not {declared!r}"
+            raise _wrong(part, row, f"{what}, its text")
+        if start < ended:
+            what = f"{text[begun:ended]!r} and {text[start:stop]!r}"
             raise _wrong(part, row, f"has spans that overlap: {what}")
         # A letter on both sides, of a script with two cases, whose words are separated by spaces.
         neighbours = [text[max(0, edge - 1) : edge + 1] for edge in (start, stop)]
@@ -96,20 +83,12 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
             len(pair) == 2 and all(letter.lower() != letter.upper() for letter in pair)
             for pair in neighbours
         )
-        kept.append(Span(start, stop, span.label))
-        end = stop
-    words: list[str] = []
-    tags: list[str] = []
-    offset = 0
-    for span in kept:
-        between = _WORD.findall(text[offset : span.start])
-        named = _WORD.findall(text[span.start : span.end])
+        between, named = _WORD.findall(text[ended:start]), _WORD.findall(text[start:stop])
         words += [*between, *named]
-        tags += ["O"] * len(between)
-        tags += [f"B-{span.label}", *([f"I-{span.label}"] * (len(named) - 1))]
-        offset = span.end
-    rest = _WORD.findall(text[offset:])
-    return [*words, *rest], [*tags, *(["O"] * len(rest))], within
+        tags += [*["O"] * len(between), f"B-{label}", *[f"I-{label}"] * (len(named) - 1)]
+        begun, ended = start, stop
+    rest = _WORD.findall(text[ended:])
+    return [*words, *rest], [*tags, *["O"] * len(rest)], within
 
 
 def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
