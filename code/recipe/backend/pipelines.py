@@ -10,17 +10,10 @@ from typing import Any
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from recipe.backend import bounds, images, precision, programs, turns
-from recipe.backend.bounds import Bound
+from recipe.backend import images, precision, programs, turns, zero_shot
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
-from recipe.backend.requests.payloads import (
-    Answers,
-    BadRequest,
-    Prepared,
-    Request,
-    candidate_labels,
-)
+from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
@@ -128,8 +121,7 @@ class Foreign(ServedTask):
         pixels = images.Pixels()
         inputs = request.read(lambda value: images.read(value, pixels))
         if "candidate_labels" in TASKS[self.task]:
-            labels = candidate_labels(request)
-            bounds.hold(Bound.ROWS, len(labels) * len(inputs.values))
+            labels, _ = zero_shot.labels_and_hypotheses(request, len(inputs.values))
             parameters = {**request.parameters, "candidate_labels": labels}
             request = replace(request, parameters=parameters)
         work = inputs.values[0] if request.single else list(inputs.values)

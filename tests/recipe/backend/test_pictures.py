@@ -79,6 +79,12 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     served = Handlers(tmp_path)
     assert served.model.task == task  # type: ignore[attr-defined]
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
+    if "zero-shot" in task:
+        for template in ("{:>99}", "a film"):
+            with pytest.raises(BadRequest, match="hypothesis_template is"):
+                served.ask(
+                    {"inputs": TEXT, "candidate_labels": "a", "hypothesis_template": template}
+                )
     for body, call in requested:
         assert_close(served.ask(body), plain(call(pipeline)), 1e-5, str(body)[-80:])
 

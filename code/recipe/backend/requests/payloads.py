@@ -271,25 +271,6 @@ def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
     )
 
 
-def candidate_labels(request: Request) -> list[str]:
-    """Return the labels that a request names. Raise BadRequest if there are none, or one of a list
-    is empty: without it, the other labels would get different scores."""
-    named = request.parameters.get("candidate_labels", [])
-    if isinstance(named, str):
-        named = [label.strip() for label in named.split(",") if label.strip()]
-    for index, label in enumerate(named):
-        if not label.strip():
-            raise BadRequest(
-                f"candidate_labels[{index}] is {label!r}: name a label, or leave it out."
-            )
-    if not named:
-        raise BadRequest(
-            "candidate_labels names no label. Send for example "
-            '{"inputs": ..., "parameters": {"candidate_labels": ["sports", "politics"]}}.'
-        )
-    return list(named)
-
-
 @dataclass(frozen=True)
 class Document:
     """An answer that is sent as one JSON value, whatever types the request accepts."""

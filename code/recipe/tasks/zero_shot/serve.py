@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from string import Formatter
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from recipe.backend import bounds, loading, turns
+from recipe.backend import bounds, loading, turns, zero_shot
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
@@ -21,7 +20,6 @@ from recipe.backend.requests.payloads import (
     Prepared,
     Request,
     a_text,
-    candidate_labels,
 )
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved.origin import Origin
@@ -31,7 +29,6 @@ from recipe.tasks.text_classification.spec import SPECS
 from recipe.tokenization.encoding import beginning_of_two
 
 PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
-_TEMPLATE = "This example is {}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,27 +66,9 @@ class ZeroShot(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS, "zero-shot-classification")
         inputs = request.read(a_text)
-        template = request.parameters.get("hypothesis_template", _TEMPLATE)
-        try:
-            fields = [field[1:] for field in Formatter().parse(template) if field[1] is not None]
-        except ValueError:
-            fields = []
-        names = [name for name, *_ in fields]
-        # Fields with a width or an attribute are not supported.
-        if (names != [""] and set(names) != {"0"}) or any(
-            form or conversion for _, form, conversion in fields
-        ):
-            raise BadRequest(
-                f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
-                f" in {_TEMPLATE!r}, or {{0}} in several places."
-            )
-        labels, count = candidate_labels(request), len(inputs.values)
-        pairs = count * len(labels)
-        bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
-        bounds.hold(Bound.ANSWER, 2 * pairs)
-        size = len(labels) * len(template) + len(names) * sum(map(len, labels))
-        bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
-        hypotheses = [template.format(label) for label in labels]
+        count = len(inputs.values)
+        labels, hypotheses = zero_shot.labels_and_hypotheses(request, count)
+        bounds.hold(Bound.ANSWER, 2 * count * len(labels))
         tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
         heads = []
         for text in inputs.values:
@@ -130,7 +109,7 @@ class ZeroShot(ServedTask):
         answers = []
         logits_of_requests = self.loaded.rows(requests, Reading.LABELS)
         for prepared, rows in zip(requests, logits_of_requests, strict=True):
-            labels, logits = candidate_labels(prepared.request), iter(rows)
+            labels, logits = zero_shot.candidate_labels(prepared.request), iter(rows)
             entries = []
             for text in prepared.inputs.values:
                 turns.pause()
