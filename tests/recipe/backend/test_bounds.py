@@ -63,7 +63,7 @@ def parameter_body(inputs: Any, **parameters: Any) -> dict[str, Any]:
         ("labels", {"inputs": {"text": LONG, "text_pair": "b"}}, ["600,001 bytes", "500,000"]),
         ("labels", {"query": "a", "texts": ["a"]}, ["2 labels"]),
         ("zero-shot", parameter_body(["a"] * 1000, candidate_labels=["a"] * 1000),
-         ["1,000,000 texts, pairs", "1,000 texts x 1,000 labels", "AMPHORA_MAX_ROWS"]),
+         ["1,000,000 texts, pairs", "1,000 inputs x 1,000 labels", "AMPHORA_MAX_ROWS"]),
         ("zero-shot", parameter_body("a", candidate_labels=["ab"], hypothesis_template="{0}" * 200_000),
          ["1,000,000 bytes", "AMPHORA_MAX_TEXT_BYTES"]),
         ("tags", parameter_body("a " * 180_000, stride=45, aggregation_strategy="simple"),
