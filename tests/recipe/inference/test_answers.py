@@ -174,6 +174,8 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
         (question_body(body, handle_impossible_answer=True), both[0]),
         # Each token is a word here.
         (question_body(body, align_to_words=False), expected[0]),
+        # It is read at once, whatever windows would share.
+        (question_body(body, doc_stride=99), expected[0]),
     ]  # fmt: skip
     merged = served.ask_all([item for item, _ in cases])
     for (case, wanted), answer in zip(cases, merged, strict=True):

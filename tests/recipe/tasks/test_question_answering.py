@@ -191,3 +191,8 @@ def test_the_best_answer_over_windows_is_taken_and_none_where_that_is_likelier()
     outputs[:, [1, 5]] = 4.0
     assert find(outputs, made, rows, True)[0].text == ""
     assert find(outputs, made, rows, False)[0].text == "ccc"
+    # Of a context that comes first, without CLS, the first token stands for no answer, as in serving.
+    outputs = np.array([[0, 9, 1, 2, 9, 1, 2]], dtype=np.float32)
+    made = Windows(np.zeros(3, dtype=np.int32), np.array([0, 3]), labels[:1] * 0,
+                   np.array([0, 2, 5]), np.array([1, 4, 8]))  # fmt: skip
+    assert find(outputs, made, rows, False)[0].text == "ccc"
