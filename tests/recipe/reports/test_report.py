@@ -149,18 +149,6 @@ def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) ->
     assert "mistakes" not in page
 
 
-def test_axes_have_numbers_that_a_reader_reads() -> None:
-    scores = {"eval_accuracy": 0.0, "eval_f1_macro": 0.25, "eval_perplexity": 2000.0}
-    history = [{"step": step, "loss": 0.5, "learning_rate": 1e-5, **scores} for step in (1, 2)]
-    with figures.style():
-        page = figures.svg(figures.loss(history)) + figures.svg(figures.evaluation(history))
-    assert "mathdefault" not in page
-    labels = re.findall(r"<text[^>]*>([^<]*)</text>", page)
-    assert {"accuracy", "f1 macro"} < set(labels) and "perplexity" not in labels
-    assert not [label for label in labels if label.startswith("\N{MINUS SIGN}")]
-    assert not {"1.25", "1.50"} & set(labels), "there is no step between two steps"
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_it_names_the_job_and_leaves_out_what_is_another_task_s(tmp_path: Path) -> None:
     chosen = Hyperparameters(task="text-classification", class_weight="balanced").as_text()

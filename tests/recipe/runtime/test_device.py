@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from recipe.errors import DeviceError, DistributedError, HyperparameterError, Mo
 from recipe.runtime import device, distribution, memory
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
-from recipe.training import progress
 from tests.support import http_server
 from tests.support.jobs import QUICK, Job, write
 from tests.support.paths import CODE
@@ -63,28 +60,6 @@ def test_a_world_that_is_only_announced_is_refused() -> None:
     device.check_world(torch.device("cpu"), expected=1)
     with pytest.raises(DistributedError, match=r"WORLD_SIZE is 2.* 1 term"):
         device.check_world(torch.device("cpu"), expected=2)
-
-
-def test_progress_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [100.0]
-    forecast: Any = SimpleNamespace(
-        seconds_left=lambda args, state, total: 3600.0 + total - state.global_step
-    )
-    lines = progress.ProgressLines(forecast, every=5.0, clock=lambda: now[0])
-    arguments: Any = SimpleNamespace(
-        train_batch_size=8, gradient_accumulation_steps=1, world_size=2
-    )
-    state: Any = SimpleNamespace(global_step=0, max_steps=100)
-    control: Any = None
-    lines.on_train_begin(arguments, state, control)
-    for step in range(1, 11):
-        now[0] += 1.0
-        state.global_step = step
-        lines.on_step_end(arguments, state, control)
-    assert capsys.readouterr().out.splitlines() == [
-        "step 5 of 100 (5 %), 16.0 texts/s, about 1 h 1 min left",
-        "step 10 of 100 (10 %), 16.0 texts/s, about 1 h 1 min left",
-    ]
 
 
 def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:

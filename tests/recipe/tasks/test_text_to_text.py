@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers import DataCollatorForSeq2Seq
 from transformers.trainer_pt_utils import LabelSmoother
 
 from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
@@ -30,38 +30,6 @@ PAIRS = [
     ("the film", "anna"),
     ("who said the film in paris was good again ? anna said the film was good", "anna said good"),
 ]
-KINDS: dict[str, dict[str, Any]] = {
-    "T5ForConditionalGeneration": {},
-    "T5ForConditionalGeneration, gated": {"feed_forward_proj": "gated-gelu",
-                                          "tie_word_embeddings": False},
-    "BartForConditionalGeneration": {},
-    "MarianMTModel": {"share_encoder_decoder_embeddings": True},
-    "M2M100ForConditionalGeneration": {},
-    "MBartForConditionalGeneration": {},
-    "PegasusForConditionalGeneration": {},
-}  # fmt: skip
-
-
-def make(kind: str) -> PreTrainedModel:
-    """A small random model without dropout whose weights are far from 0."""
-    name = kind.partition(",")[0]
-    rates = ("dropout_rate", "dropout", "attention_dropout", "activation_dropout")
-    still = dict.fromkeys(rates, 0.0)
-    size = {"vocab_size": 71, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}
-    halves: dict[str, Any] = {}
-    for half in ("encoder", "decoder"):
-        halves |= {f"{half}_layers": 2, f"{half}_attention_heads": 2, f"{half}_ffn_dim": 48}
-    if name.startswith("T5"):
-        halves = {"d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
-    wide: dict[str, Any] = {"d_model": 32}
-    stem = name.removesuffix("ForConditionalGeneration").removesuffix("MTModel")
-    config = getattr(transformers, f"{stem}Config")(
-        **size, **wide, **halves, **still, max_position_embeddings=64, decoder_start_token_id=3,
-        **KINDS[kind],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model: PreTrainedModel = getattr(transformers, name)(config)
-    return spread(model)
 
 
 def tokenise(prefix: str = "", **lengths: int) -> Pairs:
@@ -72,10 +40,38 @@ def tokenise(prefix: str = "", **lengths: int) -> Pairs:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradients_are_those_of_the_reference(kind: str, smoothing: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("T5ForConditionalGeneration", {}),
+        (
+            "T5ForConditionalGeneration",
+            {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        ),
+        ("BartForConditionalGeneration", {}),
+        ("MarianMTModel", {"share_encoder_decoder_embeddings": True}),
+        ("M2M100ForConditionalGeneration", {}),
+        ("MBartForConditionalGeneration", {}),
+        ("PegasusForConditionalGeneration", {}),
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_reference(
+    kind: str, settings: dict[str, Any], smoothing: float
+) -> None:
     """Of transformers' collator and its model's own loss, or the Trainer's label smoother."""
-    model, pairs, rows = make(kind), tokenise(), np.arange(4)
+    values: dict[str, Any] = {
+        "vocab_size": 71, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2, "decoder_start_token_id": 3,
+        "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64,
+        **dict.fromkeys(("dropout_rate", "dropout", "attention_dropout", "activation_dropout"), 0.0),
+    }  # fmt: skip
+    for half in ("encoder", "decoder"):
+        sizes = {f"{half}_layers": 2, f"{half}_attention_heads": 2, f"{half}_ffn_dim": 48}
+        values |= {} if kind.startswith("T5") else sizes
+    stem = kind.removesuffix("ForConditionalGeneration").removesuffix("MTModel")
+    config = getattr(transformers, f"{stem}Config")(**values, **settings)
+    torch.manual_seed(0)
+    model: Any = spread(getattr(transformers, kind)(config))
+    pairs, rows = tokenise(), np.arange(4)
     tokenizer = serving_kit.tokenizer()
     cuts = [np.split(pairs.tokens(row), [pairs.sources[row]]) for row in range(4)]
     features = [{"input_ids": ids.tolist(), "labels": labels.tolist()} for ids, labels in cuts]

@@ -3,9 +3,9 @@
 Of the product this exercises code/train.py whole: its packed batches and their one shape, the
 forward pass of training and of evaluation as torch.compile sees it (dynamic=False; fullgraph in one
 process, under DDP without); DDP and the recipe's own check of the world through a process group of
-the name that accelerate chooses on the device; and the choice of the device itself, by a stand-in
-torch_neuronx that holds no tensor. Not exercised: torch-neuronx, its eager operations and its compiler, collectives between cores,
-bfloat16 there, and accelerate's own start of the group. No Trainium device was here.
+the name that accelerate chooses on the device. Not exercised: torch-neuronx, its eager operations and
+its compiler, collectives between cores, bfloat16 there, and accelerate's own start of the group. No
+Trainium device was here.
 """
 
 import json
@@ -24,7 +24,7 @@ from recipe import paths
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import detection
 from recipe.training import run as training_run
-from tests.support.paths import CODE, ROOT
+from tests.support.paths import ROOT
 from tests.support.preloading import run_script
 from tests.support.tasks import CASES, make
 from tests.support.words import reviews
@@ -169,44 +169,3 @@ def test_processes_that_do_not_reduce_are_refused_before_they_train(
     assert done.returncode != 0
     assert "WORLD_SIZE is 2, but a sum over all processes has 1 term(s)" in done.stderr
     assert not (tmp_path / "a" / "model").exists()
-
-
-@pytest.mark.heavy
-def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
-    STAND_IN = """if True:
-    import torch
-    from torch.utils import backend_registration as registration
-
-    class Module(registration._DummyBackendModule):
-        is_available = is_bf16_supported = lambda self: True
-        device_count = lambda self: 2
-        set_device = lambda self, index: None
-
-    registration._setup_privateuseone_for_python_backend("neuron", Module())
-    """
-    (tmp_path / "torch_neuronx").mkdir()
-    (tmp_path / "torch_neuronx" / "__init__.py").write_text(STAND_IN)
-    program = f"""
-import sys
-sys.path[:0] = [{str(CODE)!r}, {str(tmp_path)!r}]
-import torch_neuronx
-from pathlib import Path
-from recipe import arguments, paths
-from recipe.runtime import device, distribution
-from recipe.plan import detection, trainer_arguments
-given = arguments.parse(["--compile"])
-chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
-there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
-shared = distribution.choose({{}}, True, chosen)
-made = trainer_arguments.make(given, there, chosen, shared)
-print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "USE_TORCH_XLA": "0"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["neuron", "neuron:0", "True", "adamw_torch", "neuron"]
