@@ -33,11 +33,6 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def bytes_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return Handlers(causal_kit.make_model("gpt2", tmp_path_factory.mktemp("bytes")))
-
-
-@pytest.fixture(scope="module")
 def chained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("chain")
     chain.save(folder)
@@ -45,25 +40,19 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("inputs", "parameters"),
-    [
-        (TEXTS, GREEDY),
-        (TEXTS[0], {**GREEDY, "return_full_text": False}),
-        (TEXTS, {**GREEDY, "repetition_penalty": 1.7}),
-        (TEXTS[0], {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9}),
-        (TEXTS[0], {**GREEDY, "temperature": 0.5}),
-    ],
-)
-def test_answers_are_those_of_the_pipeline(
-    bytes_model: Any, inputs: Any, parameters: dict[str, Any]
-) -> None:
-    from transformers import pipeline
-
-    loaded = bytes_model.model.loaded
-    reference = pipeline("text-generation", model=loaded.model, tokenizer=loaded.tokenizer)
-    answer = bytes_model.ask({"inputs": inputs, "parameters": parameters})
-    assert answer == reference(inputs, **parameters)
+def test_answers_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    served = Handlers(causal_kit.make_model("gpt2", tmp_path))
+    loaded = served.model.loaded  # type: ignore[attr-defined]
+    make: Any = transformers.pipeline
+    reference = make("text-generation", model=loaded.model, tokenizer=loaded.tokenizer)
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (TEXTS, {}), (TEXTS[0], {"return_full_text": False}), (TEXTS, {"repetition_penalty": 1.7}),
+        (TEXTS[0], {"max_new_tokens": 9, "min_new_tokens": 9}), (TEXTS[0], {"temperature": 0.5}),
+    ]  # fmt: skip
+    for inputs, more in cases:
+        parameters = {**GREEDY, **more}
+        answer = served.ask({"inputs": inputs, "parameters": parameters})
+        assert answer == reference(inputs, **parameters), parameters
 
 
 def test_a_conversation_is_answered_as_by_the_pipeline(chained: Any) -> None:
@@ -212,23 +201,16 @@ def model_with(base: Path, folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def transformers_texts(folder: Path, **options: Any) -> list[str]:
+def transformers_texts(folder: Path) -> list[str]:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = []
     for text in PLAIN:
         inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        options = {"max_new_tokens": NEW, "do_sample": False, "tokenizer": tokenizer}
         with torch.inference_mode():
-            output = model.generate(
-                **inputs, max_new_tokens=NEW, do_sample=False, tokenizer=tokenizer, **options
-            )
-        ids = output[0] if isinstance(output, torch.Tensor) else output.sequences[0]
-        # What the tokens add to the prompt: decoded alone, they would keep the ## of WordPiece.
-        prompt, whole = (
-            tokenizer.decode(part, skip_special_tokens=True)
-            for part in (inputs["input_ids"][0], ids)
-        )
-        texts.append(whole.removeprefix(prompt))
+            output = model.generate(**inputs, **options)
+        texts.append(added(tokenizer, inputs["input_ids"][0], output[0]))
     return texts
 
 

@@ -282,15 +282,12 @@ def test_of_megabytes_only_the_beginning_is_read(kind: str, tiny_model: Path) ->
     assert beginning(tokenizer, spaces, 16) == spaces
 
 
-def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> None:
+def test_a_store_is_of_its_rows_and_length_and_is_whole(tiny_model: Path, cache: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     split = datasets.Dataset.from_dict({"text": ["the film", "good"] * 90, "label": [0, 1] * 90})
     first = texts.samples(split, tokenizer, 8)
     (kept,) = cache.iterdir()
     assert {path.name for path in kept.iterdir()} == {"contents.json", "input_ids", "starts"}
-    written = (kept / "input_ids").stat().st_mtime_ns
-    assert texts.samples(split, tokenizer, 8).fingerprint() == first.fingerprint()
-    assert (kept / "input_ids").stat().st_mtime_ns == written
     assert texts.samples(split, tokenizer, 3).fingerprint() != first.fingerprint()
     other = datasets.Dataset.from_dict({"text": ["the film", "bad"] * 90, "label": [0, 1] * 90})
     assert texts.samples(other, tokenizer, 8).fingerprint() != first.fingerprint()
