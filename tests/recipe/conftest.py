@@ -1,5 +1,6 @@
 """A tiny real model and small labelled data, made here: no test needs a network."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +14,16 @@ sys.path.insert(0, str(CODE))
 
 
 @pytest.fixture(autouse=True)
-def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses of a worker that ran in this process before."""
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave a test nothing of what workers and trainings before it in this process have set: pauses,
+    dropout (`cpu_kernels.lighten`), and what SIGTERM does."""
     if (turns := sys.modules.get("recipe.backend.turns")) is not None:
         monkeypatch.setattr(turns, "_pause", None)
-
-
-@pytest.fixture(autouse=True)
-def own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's: a training in this process would leave its own (`cpu_kernels.lighten`)."""
     if (functional := sys.modules.get("torch.nn.functional")) is not None:
         monkeypatch.setattr(functional, "dropout", functional.dropout)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module", autouse=True)

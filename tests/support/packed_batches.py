@@ -23,15 +23,11 @@ SMALL = {
     "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
     "intermediate_size": 48, "max_position_embeddings": 80, "num_labels": 3, "pad_token_id": PAD,
 }  # fmt: skip
-DISTILBERT = {
-    "vocab_size": 50, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48,
-    "max_position_embeddings": 80, "num_labels": 3, "pad_token_id": PAD,
-}  # fmt: skip
 TOKENS = {"cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
 MODERN = {**SMALL, **TOKENS, "local_attention": 16, "global_attn_every_n_layers": 3}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SMALL),
-    "distilbert": ("DistilBert", DISTILBERT),
+    "distilbert": ("DistilBert", {**SMALL, "hidden_dim": 48}),
     "roberta": ("Roberta", SMALL),
     "xlm-roberta": ("XLMRoberta", SMALL),
     "camembert": ("Camembert", SMALL),

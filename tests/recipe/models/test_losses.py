@@ -1,7 +1,5 @@
 """What settings of a training do to its loss and its weights, not only that they are taken."""
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +67,7 @@ def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """What a training does on SIGTERM ends with the test."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 @pytest.mark.heavy
-@pytest.mark.usefixtures("handlers")
 def test_the_best_weights_are_those_that_are_kept(tmp_path: Path) -> None:
     trainer = engine(
         tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,

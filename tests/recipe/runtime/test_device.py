@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -303,18 +302,12 @@ def test_the_token_reaches_the_hub_and_nothing_else(
 ) -> None:
     credentials: set[str | None] = set()
 
-    class Refuse(BaseHTTPRequestHandler):
+    class Refuse(http_server.Quiet):
         def do_HEAD(self) -> None:
             credentials.add(self.headers.get("Authorization"))
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")  # which is not asked for again
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})  # which is not asked for again
 
         do_GET = do_HEAD
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
     channels = write_data(tmp_path / "in", 20)
     arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]

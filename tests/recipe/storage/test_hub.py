@@ -35,8 +35,7 @@ class Hub(http_server.Quiet):
     address = ""
 
     def do_GET(self) -> None:
-        body, path = http_server.read_body(self), self.path.partition("?")[0]
-        status, value = self.answer(path, body)
+        status, value = self.answer(self.path.partition("?")[0], http_server.read_body(self))
         self.reply(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     do_POST = do_PUT = do_GET

@@ -148,7 +148,6 @@ def test_schedule_and_patience_count_each_evaluation_once(
         lambda where, step: step == 5,
     ]
     usual = Interruptions._agreed
-    before = signal.getsignal(signal.SIGTERM)
     step = 0
 
     def agreed(self: Interruptions, where: str) -> tuple[bool, bool]:
@@ -160,13 +159,10 @@ def test_schedule_and_patience_count_each_evaluation_once(
         return usual(self, where)
 
     monkeypatch.setattr(Interruptions, "_agreed", agreed)
-    try:
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                job.run_here()
-        job.run_here()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            job.run_here()
+    job.run_here()
     state = TrainerState.load_from_json(
         str(job.checkpoints / f"checkpoint-{step}" / "trainer_state.json")
     )
@@ -425,13 +421,9 @@ def stop(job: Job, *argv: str, step: int = 2) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         usual(self, args, state, control, **more)
 
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as stopped:
-            patched.setattr(Interruptions, "on_step_end", on_step_end)
-            job.run_here(*argv)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as stopped:
+        patched.setattr(Interruptions, "on_step_end", on_step_end)
+        job.run_here(*argv)
     assert stopped.value.code == EXIT_CODE
 
 
