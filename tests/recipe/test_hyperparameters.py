@@ -116,6 +116,11 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
             ["--accelerator_config", '{"gradient_accumulation_kwargs": {"num_steps": 3}}'],
             ["num_steps", "gradient_accumulation_steps"],
         ),
+        (["--task", "text-classification", "--long_texts", "split"], ["long_texts", "ModernBERT"]),
+        (
+            ["--hub_model_id", "a/b", "--push_to_hub", "True", "--hub_revision", "v2"],
+            ["hub_revision", "'v2'"],
+        ),
         (["--task", "dpo"], ["task has value 'dpo'", "examples/post_training/dpo.py"]),
         (["--beta", "0.2"], ["beta", "examples/post_training/dpo.py"]),
         # Values that would train something else.

@@ -106,13 +106,10 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
 
 
 def test_models_of_no_known_family_are_padded(tmp_path: Path) -> None:
-    def handlers(
-        tmp_path: Path, kind: str = "BertForSequenceClassification", **environ: str
-    ) -> Any:
-        return Handlers(save(kind, tmp_path / "model", 7), **environ).model.loaded  # type: ignore[attr-defined]
-
-    assert handlers(tmp_path, "GPT2ForSequenceClassification").layout is None
-    assert handlers(tmp_path / "bert").layout is not None
+    for family, is_packed in (("GPT2", False), ("Bert", True)):
+        folder = save(f"{family}ForSequenceClassification", tmp_path / family, 7)
+        served: Any = Handlers(folder).model
+        assert (served.loaded.layout is not None) == is_packed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -84,34 +84,25 @@ def test_a_token_that_sees_nothing_sees_no_added_key_either() -> None:
     torch.testing.assert_close(attended.float(), mean, rtol=0.02, atol=0.02)
 
 
-Masks = dict[str, Any]
-
-
 @pytest.mark.parametrize(
     "kind",
     ["pictures", "padded", "added", "causal", "by the module", "biased", "biased, causal"],
 )
 @pytest.mark.parametrize(("length", "groups"), [(17, 2), (64, 1), (300, 1)])
 def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups: int) -> None:
-    def _masks(kind: str, length: int) -> Masks:
-        """What the model of a padded batch hands to its attention."""
-        padding = (torch.arange(length) < torch.tensor([[length], [length // 2]]))[:, None, None]
-        bias = torch.randn(1, 4, length, length, requires_grad=True)
-        kinds: dict[str, Masks] = {
-            "pictures": {"attention_mask": None, "is_causal": False},
-            "padded": {"attention_mask": padding},
-            "added": {
-                "attention_mask": torch.zeros(padding.shape).masked_fill(~padding, -torch.inf)
-            },
-            "causal": {"attention_mask": None, "is_causal": True},
-            "by the module": {"attention_mask": None},
-            "biased": {"attention_mask": padding, "position_bias": bias},
-            "biased, causal": {"attention_mask": None, "position_bias": bias},
-        }
-        return kinds[kind]
-
     torch.manual_seed(0)
-    masks = _masks(kind, length)
+    padding = (torch.arange(length) < torch.tensor([[length], [length // 2]]))[:, None, None]
+    bias = torch.randn(1, 4, length, length, requires_grad=True)
+    # What the model of a padded batch hands to its attention.
+    masks: dict[str, Any] = {
+        "pictures": {"attention_mask": None, "is_causal": False},
+        "padded": {"attention_mask": padding},
+        "added": {"attention_mask": torch.zeros(padding.shape).masked_fill(~padding, -torch.inf)},
+        "causal": {"attention_mask": None, "is_causal": True},
+        "by the module": {"attention_mask": None},
+        "biased": {"attention_mask": padding, "position_bias": bias},
+        "biased, causal": {"attention_mask": None, "position_bias": bias},
+    }[kind]
     module = nn.Module()
     module.num_key_value_groups = groups  # type: ignore[assignment]
     heads = (4, 4 // groups, 4 // groups)

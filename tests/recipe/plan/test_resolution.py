@@ -126,16 +126,11 @@ def test_what_does_not_fit_together_is_refused_before_the_data_is_read(
         plan_of(tmp_path, tiny_model, 1, *argv.split())
 
 
-def test_early_stopping_without_the_best_model_watches_the_loss(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_what_a_hyperparameter_decides_of_others(tmp_path: Path, tiny_model: Path) -> None:
     argv = ["--early_stopping_patience", "1", "--load_best_model_at_end", "False"]
     plan, _ = plan_of(tmp_path, tiny_model, 1, *argv)
     assert plan.arguments.metric_for_best_model == "loss"
     assert plan.arguments.greater_is_better is False
-
-
-def test_noise_of_a_rows_length_is_for_rows_of_one_text(tmp_path: Path, tiny_model: Path) -> None:
     _, rows = plan_of(tmp_path, tiny_model, 1, "--neftune_noise_alpha", "5")
     assert any(row.startswith("packing         off") for row in rows)
 

@@ -196,9 +196,6 @@ def test_the_card_names_the_base_model_if_the_hub_has_it(
 )
 def test_report_to_is_a_name_or_several(requested: str | None, trackers: list[str]) -> None:
     assert tracking.names(requested) == trackers
-
-
-def test_an_integration_that_nobody_knows_is_named() -> None:
     with pytest.raises(HyperparameterError, match=r"report_to has value 'mflow': .*mlflow"):
         tracking.names("mflow")
 

@@ -37,16 +37,13 @@ def test_entries_arrive_replace_their_like_and_leave_others(tmp_path: Path) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_after_an_error_nothing_is_left(tmp_path: Path) -> None:
+def test_after_an_error_or_a_kill_nothing_is_left(tmp_path: Path) -> None:
     target = tmp_path / "model"
     with pytest.raises(OSError, match="disk full"), atomic.whole_folder(target) as folder:
         (folder / "weights").write_text("half")
         raise OSError("disk full")
     assert list(target.iterdir()) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
-
-
-def test_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
     target = tmp_path / "model"
     left = target / ".arriving-abc"
     left.mkdir(parents=True)

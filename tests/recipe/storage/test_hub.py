@@ -180,16 +180,6 @@ def test_what_would_fail_after_training_fails_before(
         prepared(**environ)
 
 
-def test_what_is_asked_for_in_vain_is_said() -> None:
-    quiet = arguments.parse(["--hub_model_id", NAME])
-    (note,) = quiet.notes
-    assert "push_to_hub is not set" in note
-    (note,) = arguments.parse([*ARGV, "--hub_strategy", "every_save"]).notes
-    assert "once, after training" in note
-    with pytest.raises(HyperparameterError, match="hub_revision has value 'v2'"):
-        arguments.parse([*ARGV, "--hub_revision", "v2"])
-
-
 def test_a_job_pushes_its_model(
     tmp_path: Path, tiny_model: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]
 ) -> None:

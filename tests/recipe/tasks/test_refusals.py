@@ -8,7 +8,7 @@ from transformers import BertConfig
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError, RecipeError
+from recipe.errors import RecipeError
 from recipe.models.pretrained import Source
 from recipe.runtime import memory
 from recipe.task_table import TASKS
@@ -132,11 +132,6 @@ def test_what_a_task_cannot_learn_from_is_refused(
         task_table.load(task)({"train": write(tmp_path, rows)}, parse(argv))
 
 
-def test_a_remedy_follows_a_full_stop() -> None:
-    messages = [str(RecipeError(text, "Give b.")) for text in ("a", "a.", "a?", "")]
-    assert messages == ["a. Give b.", "a. Give b.", "a? Give b.", "Give b."]
-
-
 LABELLED = (
     "text-classification", "token-classification", "question-answering", "multiple-choice",
     "reranking", "image-classification",
@@ -254,11 +249,6 @@ def test_test_data_of_another_form_is_evaluated_on(task: str, tmp_path: Path) ->
 def load(folder: Path, rows: Any, *argv: str) -> Any:
     given = parse(["--task", "text-classification", *argv])
     return task_table.load("text-classification")({"train": write(folder, rows)}, given)
-
-
-def test_windows_of_long_texts_are_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(HyperparameterError, match=r"long_texts has value 'split'.*ModernBERT"):
-        parse(["--task", "text-classification", "--long_texts", "split"])
 
 
 @pytest.mark.parametrize(
