@@ -8,10 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recipe.errors import HyperparameterError
 from recipe.models import losses, ranking_losses
 from tests.support.packed_batches import engine
-from tests.support.refusals import refused
 
 
 def test_smoothing_gives_a_share_of_the_target_to_all_classes() -> None:
@@ -39,11 +37,6 @@ def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:
     weighted = (sample_losses * torch.tensor(weights)[labels]).detach().mean()
     assert results["weighted"][0] == pytest.approx(float(weighted))
     assert loss != pytest.approx(float(weighted))
-
-
-def test_an_optimizer_of_another_package_is_named(tmp_path: Path) -> None:
-    with refused(HyperparameterError, "optim has value 'lomo'", "install"):
-        engine(tmp_path, optim="lomo").create_optimizer()
 
 
 # transformers 5.23 has a new name for it, which transformers 4 does not know.

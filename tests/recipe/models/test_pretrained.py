@@ -399,17 +399,6 @@ def test_where_it_cannot_be_had_it_is_refused(
         quantized.check(on, is_sharded, is_compiled)
 
 
-def test_doctor_and_a_training_on_a_cpu_tell_the_same(tmp_path: Path) -> None:
-    base = make_model("llama", tmp_path / "base")
-    data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
-    argv = ["--model_name_or_path", str(base), *RIGHT[2:], "--use_cpu", "True"]
-    *_, last = preflight.inspect(argv, folders_of(tmp_path, {"train": data}), 1)
-    assert last.level == "error"
-    assert "computes on cpu" in last.detail
-    with pytest.raises(HyperparameterError, match="computes on cpu"):
-        run(tmp_path / "job", base, {"train": data}, *RIGHT[2:])
-
-
 @pytest.mark.parametrize(
     ("method", "more"), [("gptq", []), ("bitsandbytes", RIGHT[4:]), (None, [])]
 )
