@@ -101,9 +101,9 @@ print(json.dumps({
 @pytest.mark.versions
 def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
     python = ROOT / "build/versions/4.57/bin/python"
-    file = "tests/recipe/backend/test_prompt_groups.py"
+    file = "tests/recipe/backend/test_generation.py"
     done = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", file, "-k", "alone"],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", file, "-k", "each_alone"],
         capture_output=True, text=True, timeout=240, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
