@@ -239,8 +239,7 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
-        ("algo-1", signal.SIGKILL),
-        ("algo-2", signal.SIGKILL),
+        *((host, signal.SIGKILL) for host in HOSTS),
         pytest.param("algo-1", signal.SIGSTOP, marks=[pytest.mark.heavy, pytest.mark.long]),
         pytest.param("algo-2", signal.SIGSTOP, marks=pytest.mark.heavy),
     ],

@@ -219,16 +219,9 @@ def test_vectors_are_compared_by_their_loss_if_all_scores_are_equal(
                 for name, some in (("train", rows), ("validation", alike))}  # fmt: skip
     start = CASES["sentence-embedding"].model(tmp_path / "start", 0.0)
     argv = (
-        "--task",
-        "sentence-embedding",
-        "--model_id",
-        str(start),
-        "--epochs",
-        "1",
-        "--quantize",
-        "int8",
-        *ANY,
-    )
+        "--task", "sentence-embedding", "--model_id", str(start), "--epochs", "1",
+        "--quantize", "int8", *ANY,
+    )  # fmt: skip
     job = Job(tmp_path / "job", channels, argv, quick).finish()
     assert json.loads((job.model / "int8" / "proof.json").read_text())["metric"] == "loss"
 

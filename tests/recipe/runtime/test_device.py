@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from recipe.errors import DeviceError, DistributedError, HyperparameterError, Mo
 from recipe.runtime import device, distribution, memory
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
+from recipe.training import progress
 from tests.support import http_server
 from tests.support.jobs import QUICK, Job, write
 from tests.support.paths import CODE
@@ -38,6 +41,25 @@ def test_cpu_flags_are_those_of_linux(tmp_path: Path) -> None:
     listing.write_text("processor: 0\nflags\t\t: fpu avx512_bf16 amx_bf16\n")
     assert device.cpu_flags(listing) >= {"fpu", "avx512_bf16", "amx_bf16"}
     assert device.cpu_flags(tmp_path / "none") == set()
+
+
+def test_progress_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    forecast: Any = SimpleNamespace(seconds_left=lambda *_: 3600.0)
+    lines = progress.ProgressLines(forecast, every=5.0, clock=lambda: now[0])
+    job: Any = SimpleNamespace(
+        train_batch_size=8,
+        gradient_accumulation_steps=1,
+        world_size=2,
+        max_steps=100,
+        global_step=0,
+    )
+    lines.on_train_begin(job, job, job)
+    for job.global_step in range(1, 11):
+        now[0] += 1.0
+        lines.on_step_end(job, job, job)
+    shown = "step {0} of 100 ({0} %), 16.0 texts/s, about 1 h 0 min left"
+    assert capsys.readouterr().out.splitlines() == [shown.format(step) for step in (5, 10)]
 
 
 @pytest.mark.parametrize(
