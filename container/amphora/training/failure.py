@@ -159,11 +159,11 @@ class _Diagnosis:
         self.tail = list(
             itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
         )
-        if self.mpi_worker is not None:
-            # The rank may have run on another host, whose records are not here.
-            mark = f"[1,{self.mpi_worker.rank}]<stderr>:"
-            of_rank = [line.removeprefix(mark) for line in self.tail if line.startswith(mark)]
-            self.tail = of_rank or self.tail
+        # A rank of mpirun may have run on another host, without records here; mpirun may end
+        # without its number.
+        number = r"\d+" if self.mpi_worker is None else str(self.mpi_worker.rank)
+        marks = (re.match(rf"\[1,{number}\]<stderr>:", line) for line in self.tail)
+        self.tail = [mark.string[mark.end() :] for mark in marks if mark] or self.tail
         # The exception that ended the job, and the rank that a launcher saw fail first. A program
         # below the script may have failed without consequences: it counts if a checked command ran
         # it. Below a shell the last exception counts, among ranks the first.

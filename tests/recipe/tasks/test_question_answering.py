@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from recipe.arguments import parse
 from recipe.batching.window_batches import NOWHERE, Windows
-from recipe.data import questions
-from recipe.data.questions import Questions
+from recipe.data.annotations import questions
+from recipe.data.annotations.questions import Questions
 from recipe.errors import DataError
 from recipe.plan import detection
 from recipe.tasks.evaluation import exact_match, word_f1

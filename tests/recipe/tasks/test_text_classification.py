@@ -170,6 +170,6 @@ def test_both_texts_of_a_pair_are_read_in_their_order(
     assert [answer["score"] for answer in answers] == pytest.approx(
         [entry["score"] for entry in plain]
     )
-    with pytest.raises(Exception, match=r"pairs of texts \(sentence1, sentence2\)"):
+    with pytest.raises(Exception, match=r"not an object of sentence1 and sentence2"):
         ask(job, held[0]["sentence1"])
     assert re.search(r"new weights +2 start at random", output)

@@ -14,8 +14,8 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
 from recipe.arguments import parse
-from recipe.data import word_tags
-from recipe.data.word_tags import Tagged, iob2
+from recipe.data.annotations import word_tags
+from recipe.data.annotations.word_tags import Tagged, iob2
 from recipe.errors import DataError, HyperparameterError
 from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification

@@ -14,9 +14,9 @@ from recipe import metrics
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.batching.window_batches import WindowLayout, Windows
-from recipe.data import questions
+from recipe.data.annotations import questions
+from recipe.data.annotations.questions import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.data.column_names import TOKEN_IDS
-from recipe.data.questions import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.errors import HyperparameterError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.window_batches import NOWHERE, Windows
 from recipe.console import say
+from recipe.data.annotations.questions import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
-from recipe.data.questions import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.tokenization import store
 from recipe.tokenization.windows import check_fast, pair_windows, shortened
 
@@ -27,7 +27,7 @@ def tokenise(
     max_length: int,
     stride: int,
 ) -> Windows:
-    """Return the windows of a split of `recipe.data.questions`, and log how many there are.
+    """Return the windows of a split of questions, and log how many there are.
 
     A window holds the question and a part of the context; consecutive windows share `stride`
     tokens. The first answer is learned in the windows that hold all of it; otherwise the first

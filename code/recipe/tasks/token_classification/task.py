@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, EvalPrediction, PreTra
 from recipe.batching.batches import Layout
 from recipe.batching.document_batches import DocumentLayout
 from recipe.batching.samples import Samples
-from recipe.data import word_tags
+from recipe.data.annotations import word_tags
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import ModelError
 from recipe.models import packed_encoders, pretrained, token_heads

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import held_out, labels, spans, values
+from recipe.data import held_out, labels, values
+from recipe.data.annotations import spans
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.files import formats
 from recipe.data.files.part import UNTAGGED, Part
