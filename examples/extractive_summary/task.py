@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, EvalPrediction, Pre
 from recipe.batching.samples import Samples
 from recipe.data import held_out
 from recipe.data.column_names import LABEL, PAIR, TEXT
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import Read, read_columns
 from recipe.errors import DataError, Problems
 from recipe.models import pretrained
 from recipe.models.pretrained import Source
@@ -58,13 +58,10 @@ class ExtractiveSummary(Task):
             with problems.noted():
                 tables.setdefault(file.split, []).append(_documents(file))
         problems.check()
-        built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
-        uses, rule = held_out.assign(built, self.data_settings)
-        results = [
-            describe_files(reading.files_of(split), f"{len(rows)} documents")
-            for split, rows in built.items()
-        ]
-        self.data = held_out.DataSets(**uses, notes=[*notes, *results, rule])
+        uses, lines = held_out.build(
+            reading, tables, self.data_settings, "document", lambda rows: f"{len(rows)} documents"
+        )
+        self.data = held_out.DataSets(**uses, notes=[*notes, *lines])
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:

@@ -67,7 +67,7 @@ class GeneratedTexts:
     split: str = "evaluation"
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the entry of do_predict for each row."""
+        """Yield for each row the line that do_predict writes."""
         for row, text, target in zip(self.rows, self.texts, self.targets(), strict=True):
             yield {"row": row, "text": text, "true": target}
 

@@ -159,11 +159,13 @@ class _Diagnosis:
         self.tail = list(
             itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail)
         )
-        # A rank of mpirun may have run on another host, without records here; mpirun may end
-        # without its number.
+        # A rank of mpirun may have run on another host, without records here; mpirun may end before
+        # it has written which rank ended.
         number = r"\d+" if self.mpi_worker is None else str(self.mpi_worker.rank)
         marks = (re.match(rf"\[1,{number}\]<stderr>:", line) for line in self.tail)
-        self.tail = [mark.string[mark.end() :] for mark in marks if mark] or self.tail
+        of_rank = [mark.string[mark.end() :] for mark in marks if mark]
+        if self.mpi_worker is not None or any(line.startswith("Traceback (") for line in of_rank):
+            self.tail = of_rank or self.tail
         # The exception that ended the job, and the rank that a launcher saw fail first. A program
         # below the script may have failed without consequences: it counts if a checked command ran
         # it. Below a shell the last exception counts, among ranks the first.

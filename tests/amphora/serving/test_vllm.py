@@ -132,7 +132,7 @@ def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
-    """Which is looked for beside it; its own name is the adapter's."""
+    """The base is found in the same folder, and the adapter is served by its own name."""
     folder, base = tmp_path / "model", tmp_path / "model/tiny"
     base.mkdir(parents=True)
     (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')

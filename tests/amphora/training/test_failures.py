@@ -374,10 +374,8 @@ def test_a_rank_of_mpirun_that_ends_without_an_exception(
         assert part in two_by_mpi.failure[:1024]
 
 
-def test_mpirun_that_ends_well_without_its_ranks_has_failed(
-    two_by_mpi: Tree, tmp_path: Path
-) -> None:
-    """As it does if a SIGCONT meets its start."""
+def test_mpirun_fails_if_it_names_no_rank(two_by_mpi: Tree, tmp_path: Path) -> None:
+    """It ends well if a SIGCONT meets its start, and may end before it has written a rank's code."""
     two_by_mpi.script("")
     fake = tmp_path / "bin" / "mpirun"
     fake.parent.mkdir()
@@ -386,11 +384,15 @@ def test_mpirun_that_ends_well_without_its_ranks_has_failed(
         'while [ "$1" != /bin/sh ]; do shift; done\n'
         'OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 exec "$@"\n'
     )
-    for text, started in (("exit 0", "0 of its"), (one_rank, "1 of 2")):
+    raised = "[1,1]<stderr>:Traceback (most recent call last):\n[1,1]<stderr>:ValueError: rank 1"
+    raised = f"echo '{raised}\nPrimary job  terminated normally' >&2; exit 1"
+    for text, says in (
+        ("exit 0", "started 0 of its ranks"), (one_rank, "started 1 of 2 ranks"), (raised, "ValueError: rank 1")
+    ):  # fmt: skip
         fake.write_text(f"#!/bin/sh\n{text}")
         fake.chmod(0o755)
         assert two_by_mpi.train(PATH=path).returncode != 0
-        assert two_by_mpi.failure and f"started {started} ranks" in two_by_mpi.failure
+        assert two_by_mpi.failure and says in two_by_mpi.failure.splitlines()[0]
 
 
 def test_ranks_of_mpirun_need_not_be_python(two_by_mpi: Tree) -> None:

@@ -71,11 +71,11 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
 
 def _questions(file: Read, notes: list[str]) -> pa.Table:
     """Return the questions of a file; a note counts answers whose start was corrected."""
-    part, mended = file.part, 0
+    part, corrected = file.part, 0
     problems = Problems()
 
     def questions() -> Iterator[dict[str, Any]]:
-        nonlocal mended
+        nonlocal corrected
         for number, (row, cells) in enumerate(_records(file)):
             with problems.noted():
                 for role in (QUESTION, CONTEXT):
@@ -86,17 +86,17 @@ def _questions(file: Read, notes: list[str]) -> pa.Table:
                     _position(part, row, cells[CONTEXT], text, start)
                     for text, start in zip(texts, starts, strict=True)
                 ]
-                mended += sum(map(operator.ne, right, starts))
+                corrected += sum(map(operator.ne, right, starts))
                 name = cells.get(ID)
                 yield {ID: str(number if name is None else name), QUESTION: cells[QUESTION],
                        CONTEXT: cells[CONTEXT], ANSWERS: texts, STARTS: right}  # fmt: skip
 
     table = spooled_rows(_SCHEMA, questions())
     problems.check()
-    if mended:
+    if corrected:
         notes.append(
-            f"{mended} answers of {part.path} are not at their start: the only place where their "
-            "text occurs is used."
+            f"{corrected} answers of {part.path} are not at their start: the only place where "
+            "their text occurs is used."
         )
     return table
 
