@@ -192,7 +192,6 @@ def tagged(**more: Any) -> Callable[[int], Any]:
 
 
 ADA = "number 7 Ada sat in Rome"
-SPANS = [[9, 12, "PER"]]
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 STRINGS = List(Value("string"))
 SQUAD = {"id": "1", "title": "t", "context": ADA, "question": "who sat?",
@@ -301,7 +300,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "token-classification tokens=tokens tags=[\"B-PER\", \"O\"]", features={**NER, "langs": STRINGS, "spans": STRINGS}),
     shape("universal_dependencies", "masked", lambda n: {"text": "Ada sat", "tokens": ["Ada", "sat"], "lemmas": ["a", "b"], "upos": [0, 1], "head": ["1", "0"]},
           "token-classification tokens=tokens tags=[\"PROPN\", \"VERB\"]", features={"text": Value("string"), "tokens": STRINGS, "lemmas": STRINGS, "upos": List(ClassLabel(names=["PROPN", "VERB"])), "head": STRINGS}),
-    shape("doccano", "masked", lambda n: {"id": n, "text": ADA, "label": SPANS},
+    shape("doccano", "masked", lambda n: {"id": n, "text": ADA, "label": [[9, 12, "PER"]]},
           "? task=token-classification > token-classification tokens=[\"number\", \"7\", \"Ada\", \"sat\", \"in\", \"Rome\"] tags=[\"O\", \"O\", \"B-PER\", \"O\", \"O\", \"O\"]"),
     shape("lists of other lengths", "masked", lambda n: {"Sentence": ADA, "Tag": "['O', 'B-PER']"},
           "! no spans that can be read", argv="task=token-classification"),

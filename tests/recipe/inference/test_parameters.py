@@ -183,10 +183,7 @@ def test_an_encoder_decoder_samples_only_if_asked(tmp_path: Path) -> None:
             served.ask({"inputs": TEXTS[0], f"min_{kind}": 9, f"max_{kind}": 3})
 
 
-POOLINGS = ["cls", "weightedmean"]
-
-
-@pytest.fixture(scope="module", params=["plain", *POOLINGS, "padded"])
+@pytest.fixture(scope="module", params=["plain", "cls", "weightedmean", "padded"])
 def vectors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
     """A plain encoder, and sentence models of each pooling that end in a Normalize."""
     folder = tmp_path_factory.mktemp("model")

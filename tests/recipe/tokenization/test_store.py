@@ -46,7 +46,6 @@ def rows_of(**columns: Callable[[], Any]) -> datasets.Dataset:
 
 TURNS = [("user", "assistant"), ("system", "user", "assistant"), ("assistant", "user", "assistant")]
 TEXTS = rows_of(text=text)
-PROMPTS = rows_of(prompt=text, completion=text)
 TALKS = rows_of(messages=lambda: talk(*DRAW.choice(TURNS)))
 WORDS = rows_of(tokens=lambda: [text() for _ in range(DRAW.choice([1, 3, 20]))])
 TAGGED = WORDS.add_column(
@@ -72,7 +71,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("long_texts", [None, "split", "truncate"])
 @pytest.mark.parametrize("kind", ["text", "prompt", "messages", "input_ids"])
 def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> None:
-    splits = {"text": TEXTS, "prompt": PROMPTS, "messages": TALKS,
+    splits = {"text": TEXTS, "prompt": rows_of(prompt=text, completion=text), "messages": TALKS,
               "input_ids": IDS.remove_columns("label")}  # fmt: skip
     split, tokenizer = splits[kind], causal_kit.make_tokenizer()
     longest = 60 if kind == "messages" else LONGEST
