@@ -1,14 +1,13 @@
 """Make batches of texts of which some tokens are learned: their successors, tags or originals.
 
-In addition to the tensors of all layouts (`batches`), a batch has the following ones, whose size is
-the same for all but rare fuller batches: `places`, the positions in the flattened blocks of tokens
-whose outputs are learned; `targets`, what they learn (`NOT_LEARNED` in unused places); `owners`,
-the number of the text in the batch. The model's head is computed for these places only. `answers`
-[texts, 2] has the shape of the model's sums. It holds integers, since a model sharded in bfloat16
-rounds inputs with fractions.
+In addition to the tensors of all layouts (`batches`), a batch has three with a slot for each learned
+token, of one size for all but rare fuller batches: `positions`, the position of its output in the
+flattened blocks, for which alone the model's head is computed; `targets`, what it learns
+(`NOT_LEARNED` in an unused slot); `owners`, the number of its text in the batch. The number
+`samples` is how many texts the batch has room for.
 
-If the tags of words are evaluated, `slots` has the position of each place in its text, and
-`answers` is [texts, 1 + 3 * words].
+If the tags of words are evaluated, `within` has the position of each slot in its text, and the
+number `words` is the most of these positions.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class DocumentLayout(CompositeLayout):
     learned: int
     """Most learned tokens in a batch; a rare batch has more."""
     words: int = 0
-    """Most judged words of a sample."""
+    """Most tokens of a sample whose tags are evaluated; 0 in training."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return the tensors of the texts, and what is learned."""
@@ -97,27 +96,25 @@ class DocumentLayout(CompositeLayout):
             batch["input_ids"].view(-1)[positions] = torch.from_numpy(replaced)
         batch |= pad_positions(positions, targets, owners, len(first), self.learned)
         if self.words:
-            # Unused places go to a slot after the last one, which is cut off.
-            slots = np.full(len(batch["places"]), self.words, dtype=np.int64)
-            slots[: len(owners)] = within
-            batch["slots"] = torch.from_numpy(slots)
-            batch["answers"] = torch.zeros((len(first), 1 + 3 * self.words), dtype=torch.int8)
+            # Unused slots get the position after the last one, which is cut off.
+            padded = np.full(len(batch["positions"]), self.words, dtype=np.int64)
+            padded[: len(owners)] = within
+            batch |= {"within": torch.from_numpy(padded), "words": self.words}
         return batch
 
 
 def pad_positions(
-    positions: Rows, targets: Rows, owners: Rows, documents: int, learned: int
+    positions: Rows, targets: Rows, owners: Rows, samples: int, learned: int
 ) -> Batch:
-    """Return `places`, `targets` and `owners` of size `learned`, enlarged in steps of a quarter if
-    there are more, and `answers` for the documents."""
+    """Return `positions`, `targets` and `owners` of size `learned`, enlarged in steps of a quarter
+    if there are more, and `samples`."""
     step = max(1, learned // 4)
     size = learned + step * max(0, -(-(len(positions) - learned) // step))
-    arrays = {
-        "places": np.zeros(size, dtype=np.int64),
-        "targets": np.full(size, NOT_LEARNED, dtype=np.int64),
-        "owners": np.zeros(size, dtype=np.int64),
-    }
-    for name, values in (("places", positions), ("targets", targets), ("owners", owners)):
-        arrays[name][: len(positions)] = values
-    arrays["answers"] = np.zeros((documents, 2), dtype=np.int8)
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    batch: Batch = {"samples": samples}
+    for name, values, unused in (
+        ("positions", positions, 0), ("targets", targets, NOT_LEARNED), ("owners", owners, 0)
+    ):  # fmt: skip
+        padded = np.full(size, unused, dtype=np.int64)
+        padded[: len(values)] = values
+        batch[name] = torch.from_numpy(padded)
+    return batch

@@ -1,9 +1,9 @@
 """Make batches of windows of contexts, with the spans of their answers.
 
 A batch has the tensors of any samples (`batches`), and for each window: `first`, the position of
-its first token in the flattened blocks; `lengths`, its tokens (0 in an unused place); `spans`
-[size, 2], the first and the last token of the answer. `answers` [size, 1 + 2 * tokens] has the
-shape of the model's outputs, `at` [tokens] that of the longest window.
+its first token in the flattened blocks; `lengths`, its tokens (0 in an unused row); `spans`
+[size, 2], the first and the last token of the answer. `window_length`, a number, is the most tokens
+of a window, and `judged` whether the model returns logits in addition to losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WindowLayout(CompositeLayout):
     tokens: int
     """Tokens of the longest window."""
     judged: bool
-    """Whether the model's answers are wanted, not only its losses."""
+    """Whether the model returns logits in addition to losses: of evaluation data."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """Return the tensors of the texts, and the spans of their answers."""
@@ -46,11 +46,10 @@ class WindowLayout(CompositeLayout):
         lengths[: len(rows)] = samples.lengths[rows]
         spans = np.zeros((self.texts.size, 2), dtype=np.int64)
         spans[: len(rows)] = samples.labels[rows, :2]
-        answers = (self.texts.size, 1 + 2 * self.tokens if self.judged else 1)
         return batch | {
             "first": torch.from_numpy(first),
             "lengths": torch.from_numpy(lengths),
             "spans": torch.from_numpy(spans),
-            "answers": torch.zeros(answers, dtype=torch.int8),
-            "at": torch.zeros(self.tokens, dtype=torch.int8),
+            "window_length": self.tokens,
+            "judged": self.judged,
         }

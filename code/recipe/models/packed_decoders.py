@@ -2,8 +2,8 @@
 
 A packed batch has `input_ids`, `position_ids` and `segments` as in `packed_encoders`. A 4-D mask
 lets tokens attend to earlier tokens of their segment only: with position ids alone, GPT-2 sees
-other documents in some attention kernels. `places`, `targets` and `owners` are those of
-`document_batches`.
+other documents in some attention kernels. `positions`, `targets`, `owners` and `samples` are those
+of `document_batches`.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def _forward(
     read: ReadStates, smoothing: float, model: Any, usual: Callable[..., Any],
     *args: Any, **inputs: Any,
 ) -> Any:  # fmt: skip
-    positions = inputs.pop("places", None)
+    positions = inputs.pop("positions", None)
     if positions is None:
         return usual(*args, **inputs)
-    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    targets, owners, samples = (inputs.pop(name) for name in ("targets", "owners", "samples"))
     states, head, vocabulary = read(model, usual, inputs)
     share = smoothing if model.training else 0.0
     tokens = token_losses(states.flatten(0, 1)[positions], head, targets, vocabulary, share)
-    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
+    sums = torch.zeros((samples, 2), dtype=tokens.dtype, device=tokens.device)
     return CausalLMOutput(logits=sums.index_add(0, owners, tokens))
 
 

@@ -26,7 +26,7 @@ _LOWEST = -1e9
 def patch_forward_for_tags(model: Any, smoothing: float) -> None:
     """Let `model` also take batches of tagged samples.
 
-    It returns [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
+    It returns [samples, 1 or 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
     predicted tag of each word, its probability, and the true tag (NO_TAG for none). `smoothing` is
     the share of the target that is spread evenly over all tags in training.
     """
@@ -36,7 +36,7 @@ def patch_forward_for_tags(model: Any, smoothing: float) -> None:
 def patch_forward_for_spans(model: Any) -> None:
     """Let `model` also take batches of windows.
 
-    It returns [windows, 1 + 2 * length]: the loss, the logits of each token as the first of the
+    It returns [windows, 1 or 1 + 2 * length]: the loss, the logits of each token as the first of the
     answer, and those as the last (_LOWEST where there is no token).
     """
     lora.patch_forward(model, _spans)
@@ -50,7 +50,7 @@ def _usual(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _tags(
     smoothing: float, model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any
 ) -> Any:
-    positions = inputs.get("places")
+    positions = inputs.get("positions")
     if positions is None:
         return usual(*args, **inputs)
     if "segments" in inputs:
@@ -67,14 +67,13 @@ def _tags(
         ignore_index=NOT_LEARNED,
         label_smoothing=smoothing if model.training else 0.0,
     )
-    samples, width = inputs["answers"].shape
+    samples, words = inputs["samples"], inputs.get("words")
     sums = torch.zeros(samples, device=losses.device).index_add(0, owners, losses)[:, None]
-    words = (width - 1) // 3
-    if not words:
+    if words is None:
         return TokenClassifierOutput(logits=sums)
     likeliest, predicted = logits.detach().softmax(dim=-1).max(dim=-1)
     columns = [sums]
-    indices = owners * (words + 1) + inputs["slots"]
+    indices = owners * (words + 1) + inputs["within"]
     for value, nothing in ((predicted, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
         room = torch.full((samples * (words + 1),), nothing, device=losses.device)
         room = room.scatter(0, indices, value.float())
@@ -94,12 +93,12 @@ def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> 
         output = usual(**_usual(inputs))
         logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
     flat = logits.float().flatten(0, 1)
-    within = torch.arange(len(inputs["at"]), device=flat.device)
+    within = torch.arange(inputs["window_length"], device=flat.device)
     indices = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
     outside = within >= inputs["lengths"][:, None]
     spans = flat[indices].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
     losses = functional.cross_entropy(spans, gold_spans, reduction="none").mean(dim=1)
     outputs = [losses[:, None]]
-    if inputs["answers"].shape[1] > 1:
+    if inputs["judged"]:
         outputs += [spans[..., 0].detach(), spans[..., 1].detach()]
     return TokenClassifierOutput(logits=torch.cat(outputs, dim=1))

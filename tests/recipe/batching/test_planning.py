@@ -176,7 +176,7 @@ def test_each_learned_token_has_its_place_also_where_there_are_more(
         assert len(real) >= most
         assert int(real.sum()) == documents.weight(rows)
         ids = batch["input_ids"].flatten()
-        assert (ids[batch["places"][real] + 1] == batch["targets"][real]).all()
+        assert (ids[batch["positions"][real] + 1] == batch["targets"][real]).all()
         for index, row in enumerate(rows):
             tokens = documents.successors(row)[1].tolist()
             assert batch["targets"][real & (batch["owners"] == index)].tolist() == tokens
