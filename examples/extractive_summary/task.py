@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForSequenceClassification, EvalPrediction, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, EvalPrediction
 
 from recipe.batching.samples import Samples
 from recipe.data import held_out
@@ -44,6 +44,7 @@ class ExtractiveSummary(Task):
     """Scores of the sentences of documents."""
 
     lengths_are_of_samples = True
+    sample_kind = pretrained.PAIR_OF_TEXTS
     options: Options
     objective = _Chosen()
 
@@ -66,27 +67,13 @@ class ExtractiveSummary(Task):
 
     def load(self, source: Source) -> Model:
         """Load the model with a head of one number."""
+        architecture, settings = AutoModelForSequenceClassification, self.model_settings
         model, tokenizer = pretrained.load_head(
-            AutoModelForSequenceClassification,
-            source,
-            self.model_settings,
-            adapters="SEQ_CLS",
-            what="a model of summaries",
-            num_labels=1,
-            id2label={0: "in summary"},
-            label2id={"in summary": 0},
+            architecture, source, settings, "a model of summaries", ["in summary"]
         )
         config: Any = model.config
         config.problem_type, config.neighbours = None, self.options.neighbours
         return model, tokenizer
-
-    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the length at which pairs are cut, also in serving."""
-        length = pretrained.longest_text(
-            model, tokenizer, self.data_settings.max_length, pretrained.PAIR_OF_TEXTS
-        )
-        tokenizer.model_max_length = length
-        return length
 
     def tokenise(
         self, name: str, split: datasets.Dataset, tokenizer: Tokenizer, max_length: int

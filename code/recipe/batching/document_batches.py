@@ -1,13 +1,13 @@
 """Make batches of texts of which some tokens are learned: their successors, tags or originals.
 
-In addition to the tensors of all layouts (`batches`), a batch has three with a slot for each learned
-token, of one size for all but rare fuller batches: `positions`, the position of its output in the
-flattened blocks, for which alone the model's head is computed; `targets`, what it learns
-(`NOT_LEARNED` in an unused slot); `owners`, the number of its text in the batch. The number
-`samples` is how many texts the batch has room for.
+In addition to the tensors of all layouts (`batches`), a batch has three with a slot for each
+learned token, of one size for all but rare fuller batches: `positions`, where its output is in the
+flattened blocks (the model's head is computed for these only); `targets`, what it learns
+(`NOT_LEARNED` in an unused slot); and `owners`, the number of its text in the batch. `samples` is
+the number of texts that the batch has room for.
 
-If the tags of words are evaluated, `within` has the position of each slot in its text, and the
-number `words` is the most of these positions.
+If the tags of words are evaluated, `within` [slots] has the position of each token in its text, and
+`words` is the number of positions that a text may have.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -53,21 +54,16 @@ class Labels:
     def show(self, encoded: Any) -> str:
         """Return the text of an encoded label, for messages."""
         if self.problem == SINGLE:
-            return self.names_by_id[encoded]
+            return str(self.names[encoded])
         if self.problem == NUMBER:
             return f"{encoded:g}"
         pairs = zip(self.names, encoded, strict=True)
         return ", ".join(name for name, has in pairs if has) or "(none)"
 
-    @property
+    @functools.cached_property
     def ids(self) -> dict[str, int]:
         """Return the ids by name, as a model's label2id."""
         return {name: number for number, name in enumerate(self.names)}
-
-    @property
-    def names_by_id(self) -> dict[int, str]:
-        """Return the names by id, as a model's id2label."""
-        return dict(enumerate(self.names))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,12 @@ _FITTING = {
     "AutoModelForMaskedLM": "an encoder, such as BERT or ModernBERT",
 }
 """The kind of model to give instead."""
+_ADAPTERS = {
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+}
+"""peft's task type of models with these heads; it has none for other ones."""
 PAIR_OF_TEXTS = "a pair of texts"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -114,16 +120,9 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in float32 with a head for `labels`, which replaces a head for another
     number of labels, and its tokenizer. Raise ModelError as `load_head`."""
+    architecture, what = AutoModelForSequenceClassification, "a classifier of these labels"
     return load_head(
-        AutoModelForSequenceClassification,
-        source,
-        settings,
-        adapters="SEQ_CLS",
-        what="a classifier of these labels",
-        num_labels=len(labels.names),
-        id2label=labels.names_by_id,
-        label2id=labels.ids,
-        problem_type=labels.problem,
+        architecture, source, settings, what, labels.names, problem_type=labels.problem
     )
 
 
@@ -143,20 +142,23 @@ def load_head(
     architecture: Any,
     source: Source,
     settings: ModelSettings,
-    *,
-    adapters: str | None,
     what: str,
+    labels: Sequence[str] = (),
     **options: Any,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, Any]:
     """Return the model in float32 with a head that may be new, and its tokenizer. Raise ModelError
     if it cannot be reached or loaded, or is evaluated without such a head.
 
     Args:
-        adapters: peft's task type; None if it has none for it.
+        architecture: The Auto class of transformers for models with this head.
         what: Describes a model with this head, for messages.
-        options: Of its configuration.
+        labels: The labels by their ids, if its outputs have names.
+        options: Of its configuration; also of `read`.
     """
-    options = {**options, "ignore_mismatched_sizes": True}
+    if labels:
+        ids = {name: number for number, name in enumerate(labels)}
+        options |= {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": ids}
+    options["ignore_mismatched_sizes"] = True
     model, tokenizer, new = read(architecture, source, settings, **options)
     new_weights.log(new)
     if new and not settings.trains:
@@ -165,6 +167,7 @@ def load_head(
             "only training would create: do_train=False has nothing to evaluate.",
             "Give a trained model, or leave do_train out.",
         )
+    adapters = _ADAPTERS.get(architecture.__name__)
     return lora.wrap(model, settings, new, adapters, trains_head=True), tokenizer
 
 

@@ -26,9 +26,10 @@ _LOWEST = -1e9
 def patch_forward_for_tags(model: Any, smoothing: float) -> None:
     """Let `model` also take batches of tagged samples.
 
-    It returns [samples, 1 or 1 + 3 * words]: the sum of the losses of a sample's learned tokens, the
-    predicted tag of each word, its probability, and the true tag (NO_TAG for none). `smoothing` is
-    the share of the target that is spread evenly over all tags in training.
+    It returns [samples, 1 or 1 + 3 * words]: the sum of the losses of a sample's learned tokens;
+    of evaluation data also the predicted tag of each word, its probability, and the true tag
+    (NO_TAG for none). `smoothing` is the share of the target that is spread evenly over all tags in
+    training.
     """
     lora.patch_forward(model, functools.partial(_tags, smoothing))
 
@@ -36,8 +37,8 @@ def patch_forward_for_tags(model: Any, smoothing: float) -> None:
 def patch_forward_for_spans(model: Any) -> None:
     """Let `model` also take batches of windows.
 
-    It returns [windows, 1 or 1 + 2 * length]: the loss, the logits of each token as the first of the
-    answer, and those as the last (_LOWEST where there is no token).
+    It returns [windows, 1 or 1 + 2 * length]: the loss; of evaluation data also the logits of each
+    token as the first of the answer, and those as the last (_LOWEST where there is no token).
     """
     lora.patch_forward(model, _spans)
 

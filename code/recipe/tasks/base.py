@@ -25,7 +25,7 @@ from recipe.data.held_out import DataSets
 from recipe.data.layout.channels import training_channels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import flat_attention, lora, packed_encoders
+from recipe.models import flat_attention, lora, packed_encoders, pretrained
 from recipe.models.pretrained import Source
 from recipe.reports.model_card import About
 from recipe.reports.predictions import PredictedAnswers
@@ -159,6 +159,8 @@ class Task(ABC):
     """Whether channels may be sharded over hosts. Such a task chooses columns and classes by the
     data of all hosts (`recipe.data.layout.shards`), and indexes arrays of tokens by
     `Samples.token_positions` and `span`."""
+    sample_kind = "a text"
+    """What a sample is, for the message about its special tokens."""
     options: Any
     """The hyperparameters that only this task takes, of the type `options` of its spec."""
     objective: Objective
@@ -194,9 +196,13 @@ class Task(ABC):
     def load(self, source: Source) -> Model:
         """Return the model to start from, and its tokenizer."""
 
-    @abstractmethod
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return how many tokens a sample has at most; 0 if samples are not cut."""
+        """Return how many tokens a sample has at most, also in serving; 0 if samples are not
+        cut."""
+        max_length = self.data_settings.max_length
+        length = pretrained.longest_text(model, tokenizer, max_length, self.sample_kind)
+        tokenizer.model_max_length = length
+        return length
 
     @abstractmethod
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:

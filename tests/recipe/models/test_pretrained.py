@@ -154,10 +154,8 @@ def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> 
     folder = causal_kit.make_model("llama", tmp_path / "model")
 
     def load(source: pretrained.Source, hyperparameters: Hyperparameters) -> Any:
-        options = {"adapters": "QUESTION_ANS", "what": "answers"}
-        return pretrained.load_head(
-            transformers.AutoModelForQuestionAnswering, source, hyperparameters, **options
-        )
+        architecture = transformers.AutoModelForQuestionAnswering
+        return pretrained.load_head(architecture, source, hyperparameters, "answers")
 
     refusal_text = refusal(load, folder)
     assert "without it: AutoModel" in refusal_text

@@ -101,16 +101,9 @@ def load_model(
     Raises:
         ModelError: it cannot be reached or loaded, or does not read images with three channels.
     """
+    architecture, what = AutoModelForImageClassification, "a classifier of these labels"
     model, processor = pretrained.load_head(
-        AutoModelForImageClassification,
-        source,
-        settings,
-        adapters=None,
-        what="a classifier of these labels",
-        reader=AutoImageProcessor,
-        num_labels=len(labels.names),
-        id2label=labels.names_by_id,
-        label2id=labels.ids,
+        architecture, source, settings, what, labels.names, reader=AutoImageProcessor
     )
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:

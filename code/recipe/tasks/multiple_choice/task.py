@@ -73,13 +73,8 @@ class MultipleChoice(Reranking):
         self.objective = Choices()
 
     def load(self, source: Source) -> Model:
-        return pretrained.load_head(
-            AutoModelForMultipleChoice,
-            source,
-            self.model_settings,
-            adapters=None,
-            what="a model with a head for choices",
-        )
+        what = "a model with a head for choices"
+        return pretrained.load_head(AutoModelForMultipleChoice, source, self.model_settings, what)
 
     def about(self) -> About:
         return About(

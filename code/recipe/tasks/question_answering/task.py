@@ -87,14 +87,8 @@ class QuestionAnswering(Task):
         self.objective = Spans(self.data)
 
     def load(self, source: Source) -> Model:
-        return pretrained.load_head(
-            AutoModelForQuestionAnswering,
-            source,
-            self.model_settings,
-            adapters="QUESTION_ANS",
-            what="a model that answers questions",
-            num_labels=2,
-        )
+        architecture, what = AutoModelForQuestionAnswering, "a model that answers questions"
+        return pretrained.load_head(architecture, source, self.model_settings, what, num_labels=2)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the tokens of a window."""

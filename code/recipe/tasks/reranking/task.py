@@ -104,6 +104,7 @@ class Reranking(Task):
 
     options: Options
     objective: RankingObjective
+    sample_kind = pretrained.PAIR_OF_TEXTS
 
     @property
     def is_listwise(self) -> bool:
@@ -178,15 +179,9 @@ class Reranking(Task):
         return lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
     def load(self, source: Source) -> Model:
+        architecture, settings = AutoModelForSequenceClassification, self.model_settings
         model, tokenizer = pretrained.load_head(
-            AutoModelForSequenceClassification,
-            source,
-            self.model_settings,
-            adapters="SEQ_CLS",
-            what="a reranker",
-            num_labels=1,
-            id2label={0: "LABEL_0"},
-            label2id={"LABEL_0": 0},
+            architecture, source, settings, "a reranker", ["LABEL_0"]
         )
         config: Any = model.config
         config.problem_type = None
@@ -196,13 +191,6 @@ class Reranking(Task):
         name = "linear.Identity" if self.is_listwise else "activation.Sigmoid"
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
-
-    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the length at which pairs are cut, also in serving."""
-        max_length = self.data_settings.max_length
-        length = pretrained.longest_text(model, tokenizer, max_length, pretrained.PAIR_OF_TEXTS)
-        tokenizer.model_max_length = length
-        return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         """Return the pairs, or the lists of training data if the loss is listwise."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 
 from recipe import metrics
 from recipe.batching.batches import Samples
@@ -62,6 +62,8 @@ class TextClassification(Classification):
         settings = self.data_settings
         self.data = classification.load(channels, settings)
         self.train, self.notes = self.data.train, self.data.notes
+        if PAIR in self.train.column_names:
+            self.sample_kind = pretrained.PAIR_OF_TEXTS
         self._tuned: Mapping[str, float] = {}
         self.check_best(SCORES_OF[self.data.labels.problem])
         problem = self.data.labels.problem
@@ -121,15 +123,6 @@ class TextClassification(Classification):
         is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
-
-    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return the length at which texts are cut, also in serving."""
-        is_pair = PAIR in self.train.column_names
-        what = pretrained.PAIR_OF_TEXTS if is_pair else "a text"
-        max_length = self.data_settings.max_length
-        length = pretrained.longest_text(model, tokenizer, max_length, what)
-        tokenizer.model_max_length = length
-        return length
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         return text_tokens.samples(split, tokenizer, max_length)

@@ -71,6 +71,7 @@ class TokenClassification(Task):
 
     objective: Tags
     data: word_tags.Tagged
+    sample_kind = "a window"
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.data = word_tags.load(channels, self.data_settings)
@@ -94,15 +95,9 @@ class TokenClassification(Task):
                     "Give data with the model's tags, or train.",
                 )
             self._names = self.objective.names = known
+        architecture, what = AutoModelForTokenClassification, "a tagger with these tags"
         model, tokenizer = pretrained.load_head(
-            AutoModelForTokenClassification,
-            source,
-            self.model_settings,
-            adapters="TOKEN_CLS",
-            what="a tagger with these tags",
-            num_labels=len(self._names),
-            id2label=dict(enumerate(self._names)),
-            label2id={name: number for number, name in enumerate(self._names)},
+            architecture, source, self.model_settings, what, self._names
         )
         trusted = {"trust_remote_code": self.model_settings.trust_remote_code}
         return model, windows.reading_words(tokenizer, source.name, trusted)
@@ -110,10 +105,7 @@ class TokenClassification(Task):
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a window, also in serving."""
         encoding.refuse_types(model, tokenizer)
-        max_length = self.data_settings.max_length
-        length = pretrained.longest_text(model, tokenizer, max_length, "a window")
-        tokenizer.model_max_length = length
-        return length
+        return super().longest(model, tokenizer)
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         return tokens.tokenise(name, split, tokenizer, max_length, self._names, self._is_split)
