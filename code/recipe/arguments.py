@@ -16,7 +16,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from recipe import foreign_names
 from recipe.errors import HyperparameterError, did_you_mean
-from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, all_at_once
+from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, combined
 from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
 
@@ -28,7 +28,7 @@ their defaults."""
 _WORDS = ("missing_labels",)
 """Hyperparameters whose values may be these words."""
 _OFF_AT_0 = ("max_grad_norm", "warmup_steps")
-_OF_PEFT = ("use_peft", "peft", "use_lora", "peft_type", "adapter", "finetuning_type")
+_PEFT_CHOICES = ("use_peft", "peft", "use_lora", "peft_type", "adapter", "finetuning_type")
 """Names of other trainers that choose between LoRA and training all weights; here lora_r does."""
 _FOLLOWS_SCORES = ("reduce_lr_on_plateau", "greedy")
 """Schedules for which metric_for_best_model is used."""
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
         except HyperparameterError as error:
             problems.append(str(error))
             continue
-        if written.lstrip("-").replace("-", "_") in _OF_PEFT:
+        if written.lstrip("-").replace("-", "_") in _PEFT_CHOICES:
             peft_arguments.append(f"{written}={text or '(empty)'}")
         if converted is _NOT_GIVEN:
             continue
@@ -105,14 +105,14 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
         notes.append(f"output_dir={folder} would be packed with the model: checkpoints are saved "
                      f"in {folders.checkpoints}")  # fmt: skip
     common = {name: values.pop(name) for name in _COMMON & {*values}}
-    of_tasks = {name: values.pop(name) for name in FIELDS.keys() & values}
+    specific = {name: values.pop(name) for name in FIELDS.keys() & values}
     try:
-        parsed = Hyperparameters(**common, task_values=of_tasks, passed=values, notes=tuple(notes))
+        parsed = Hyperparameters(**common, task_values=specific, passed=values, notes=tuple(notes))
     except HyperparameterError as error:
         _, *several = str(error).split("\n- ")
         problems += several or [str(error)]
     if problems:
-        raise all_at_once(problems)
+        raise combined(problems)
     return parsed
 
 
@@ -309,8 +309,8 @@ def _type_hints(group: type) -> Mapping[str, Any]:
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    of_recipe = {alias: name for name, item in FIELDS.items() for alias in item.metadata["aliases"]}
-    return {**foreign_names.RENAMED, **of_recipe}
+    aliases = {alias: name for name, item in FIELDS.items() for alias in item.metadata["aliases"]}
+    return {**foreign_names.RENAMED, **aliases}
 
 
 class _Parser(HfArgumentParser):

@@ -44,7 +44,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     **{name: item.metadata["choices"] for name, item in FIELDS.items() if item.metadata["choices"]},
 }
 """Valid texts by name."""
-_OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_target_modules")
+_ADAPTER_SETTINGS = ("lora_alpha", "lora_dropout", "lora_target_modules")
 """Settings of LoRA's adapters, besides their rank."""
 REFUSED: Mapping[str, str] = {
     "dataloader_drop_last": "no text is left out",
@@ -84,7 +84,7 @@ class Hyperparameters(DataSettings, ModelSettings):
         """Raise HyperparameterError with all invalid values."""
         problems = [*self._invalid(), *self._ignored_hyperparameters()]
         if problems:
-            raise all_at_once(problems)
+            raise combined(problems)
 
     def budget_seconds(self, hosts: int) -> float | None:
         """Return the seconds that max_minutes and max_price allow on this number of hosts."""
@@ -110,11 +110,11 @@ class Hyperparameters(DataSettings, ModelSettings):
         """Return the hyperparameters that are set, as text, without secrets such as hub_token and
         those of other tasks.
         """
-        of_others = set(_OF_TASKS).difference(TASKS[self.task].takes if self.task else ())
+        foreign = set(_TASKS_BY_NAME).difference(TASKS[self.task].takes if self.task else ())
         return {
             key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
             for key, value in {**self.values, **self.passed}.items()
-            if value is not None and not is_secret_name(key) and key not in of_others
+            if value is not None and not is_secret_name(key) and key not in foreign
         }
 
     def _invalid(self) -> Iterator[str]:
@@ -129,8 +129,8 @@ class Hyperparameters(DataSettings, ModelSettings):
         for name, known in CHOICES.items():
             value = values.get(name)
             if value is not None and value not in known:
-                is_of_trl = name == "task" and value in ("preference", "dpo")
-                remedy = PREFERENCES if is_of_trl else f"Give {' or '.join(known)}."
+                is_preference = name == "task" and value in ("preference", "dpo")
+                remedy = PREFERENCES if is_preference else f"Give {' or '.join(known)}."
                 yield f"Hyperparameter {name} has value {value!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.
@@ -195,13 +195,13 @@ class Hyperparameters(DataSettings, ModelSettings):
         values = {**self.passed, **self.values}
         return {
             name: tasks
-            for name, tasks in _OF_TASKS.items()
+            for name, tasks in _TASKS_BY_NAME.items()
             if values.get(name) not in (None, 0.0, FIELDS[name].default if name in FIELDS else None)
         }
 
     def _ignored_hyperparameters(self) -> Iterator[str]:
         """Yield an error for each hyperparameter that the job would ignore."""
-        adapter_settings = [n for n in _OF_ADAPTERS if getattr(self, n) != FIELDS[n].default]
+        adapter_settings = [n for n in _ADAPTER_SETTINGS if getattr(self, n) != FIELDS[n].default]
         if adapter_settings and self.lora_r is None:
             yield (
                 f"Without lora_r all weights are trained, and {adapter_settings[0]} has no effect. "
@@ -255,11 +255,11 @@ class Hyperparameters(DataSettings, ModelSettings):
 
 def all_tasks_of(tasks_by_hyperparameter: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the tasks that take every hyperparameter of `tasks_by_hyperparameter`."""
-    of_each = tasks_by_hyperparameter.values()
-    return [task for task in TASKS if all(task in tasks for tasks in of_each)]
+    task_lists = tasks_by_hyperparameter.values()
+    return [task for task in TASKS if all(task in tasks for tasks in task_lists)]
 
 
-def all_at_once(problems: Sequence[str]) -> HyperparameterError:
+def combined(problems: Sequence[str]) -> HyperparameterError:
     """Return one error that lists every problem."""
     if len(problems) == 1:
         return HyperparameterError(problems[0])
@@ -277,7 +277,7 @@ def defaults_of(kind: type) -> dict[str, Any]:
     }
 
 
-_OF_TASKS: Mapping[str, Sequence[str]] = {
+_TASKS_BY_NAME: Mapping[str, Sequence[str]] = {
     name: [task for task, spec in TASKS.items() if name in spec.takes]
     for spec in TASKS.values()
     for name in spec.takes

@@ -75,10 +75,10 @@ class PackedRows:
         if not device.is_on(environ, "AMPHORA_PACKING", *layouts):
             return None
         family = packed_encoders.family_of(model.config)
-        is_of_library = type(model).__module__.startswith("transformers.models.")
+        is_library_model = type(model).__module__.startswith("transformers.models.")
         kind = model.device.type
         why_not = ""
-        if family is None or not is_of_library:
+        if family is None or not is_library_model:
             why_not = f"{type(model).__name__} is not of a family whose texts can share a row"
         elif architecture not in _HEADS:
             why_not = f"the head of {architecture} cannot read a row of several texts"
@@ -179,13 +179,13 @@ class PackedRows:
                 hidden = hidden[to_device(positions, hidden.device)]
             head = getattr(self.family, self.head) if self.head else None
             return Values(hidden if head is None else head(model, hidden), counts)
-        of_mean = reading is Reading.MEAN
-        if of_mean or self.family.pools_mean(model.config):
+        is_mean = reading is Reading.MEAN
+        if is_mean or self.family.pools_mean(model.config):
             owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
             sums = hidden.new_zeros((len(rows), hidden.shape[-1]), dtype=torch.float32)
             sums.index_add_(0, to_device(owners, hidden.device), hidden.float())
             means = sums / to_device(torch.from_numpy(lengths), hidden.device)[:, None]
-            if of_mean:
+            if is_mean:
                 return Values(means)
             pooled = means.to(hidden.dtype)
         else:

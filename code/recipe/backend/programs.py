@@ -94,8 +94,8 @@ class Buckets:
     def bucket(self, length: int, rows: int) -> Bucket:
         """Return the smallest bucket for rows of `length` tokens. It may have fewer rows."""
         longer = min(shape.length for shape in self.shapes if shape.length >= length)
-        of_length = [shape for shape in self.shapes if shape.length == longer]
-        return next((shape for shape in of_length if shape.rows >= rows), of_length[-1])
+        fitting_shapes = [shape for shape in self.shapes if shape.length == longer]
+        return next((shape for shape in fitting_shapes if shape.rows >= rows), fitting_shapes[-1])
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the positions of the rows of each call. Raise BadRequest for one that is longer

@@ -202,21 +202,21 @@ class Training:
     size: int
     """Samples in a batch of one process, at most."""
     accumulation: int = 1
-    at_once: int | None = None
+    step_samples: int | None = None
     """Samples in a step of all processes; None for as many as their batches have room for."""
     seed: int = 0
     world: World = World()
 
     @property
-    def samples_of_a_step(self) -> int:
+    def samples_per_step(self) -> int:
         """Over all processes and accumulated batches; the last step of an epoch may have fewer."""
-        return self.at_once or self.size * self.world.processes * self.accumulation
+        return self.step_samples or self.size * self.world.processes * self.accumulation
 
     def steps(self) -> int:
         """Return the steps of an epoch, of the host that has the most rows per process."""
         shards = self.samples.shards
         if shards is None:
-            return -(-len(self.samples) // self.samples_of_a_step)
+            return -(-len(self.samples) // self.samples_per_step)
         return max(
             -(-len(shards.rows(host)) // (self.size * len(shards.ranks(host)) * self.accumulation))
             for host in range(shards.hosts)
@@ -230,15 +230,15 @@ class Training:
         """
         lengths, shards = self.samples.lengths, self.samples.shards
         if shards is None:
-            size = self.samples_of_a_step
-            of_hosts = [packing.steps(lengths, size, self.seed, epoch, balanced)]
-            return Epoch(self, self.samples.draw_epoch(self.seed, epoch), of_hosts, balanced)
-        of_hosts = []
+            size = self.samples_per_step
+            host_steps = [packing.steps(lengths, size, self.seed, epoch, balanced)]
+            return Epoch(self, self.samples.draw_epoch(self.seed, epoch), host_steps, balanced)
+        host_steps = []
         for host in range(shards.hosts):
             rows, seed = shards.rows(host), (self.seed, epoch, host)
             dealt = packing.spread(lengths[rows], self.steps(), seed, balanced)
-            of_hosts.append([rows[step] for step in dealt])
-        return Epoch(self, self.samples.draw_epoch(self.seed, epoch), of_hosts, balanced)
+            host_steps.append([rows[step] for step in dealt])
+        return Epoch(self, self.samples.draw_epoch(self.seed, epoch), host_steps, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """Return the rows of every batch of all processes in the first `epochs` epochs."""
@@ -253,11 +253,9 @@ class Training:
         if len(samples) <= packing.PORTION or type(samples) is not Samples or samples.shards:
             return self.rows(1, balanced)
         epoch = self.epoch(0, balanced)
-        steps = max(1, packing.PORTION // self.samples_of_a_step)
+        steps = max(1, packing.PORTION // self.samples_per_step)
         rows = [
-            rows_of_batch
-            for step in range(steps * self.accumulation)
-            for rows_of_batch, _ in epoch[step]
+            batch_rows for step in range(steps * self.accumulation) for batch_rows, _ in epoch[step]
         ]
         return [*rows, np.asarray([samples.lengths.argmax()])]
 
@@ -268,23 +266,23 @@ class Epoch:
     A step is split over processes and accumulated batches when its first batch is requested.
 
     Args:
-        of_hosts: The rows of each step, by host if the data is sharded over hosts.
+        host_steps: The rows of each step, by host if the data is sharded over hosts.
     """
 
     def __init__(
         self,
         training: Training,
         samples: Samples,
-        of_hosts: Sequence[Sequence[Rows]],
+        host_steps: Sequence[Sequence[Rows]],
         balanced: bool,
     ) -> None:
-        self._training, self._of_hosts, self.balanced = training, of_hosts, balanced
+        self._training, self._host_steps, self.balanced = training, host_steps, balanced
         self.samples = samples
         """The samples as this epoch masks or augments them."""
         self._split = functools.lru_cache(maxsize=1)(self._split_step)
 
     def __len__(self) -> int:
-        return len(self._of_hosts[0]) * self._training.accumulation
+        return len(self._host_steps[0]) * self._training.accumulation
 
     def __getitem__(self, number: int) -> list[tuple[Rows, int]]:
         step, part = divmod(number, self._training.accumulation)
@@ -297,7 +295,7 @@ class Epoch:
 
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
         """Return the rows of each batch: first the first accumulated batch of all processes."""
-        training, steps = self._training, [steps[number] for steps in self._of_hosts]
+        training, steps = self._training, [steps[number] for steps in self._host_steps]
         samples, processes = self.samples, training.world.processes
         ranks = [list(range(processes))]
         if samples.shards is not None:

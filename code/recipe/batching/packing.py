@@ -29,7 +29,7 @@ ALIGNMENT = 4
 """Block lengths are multiples of this, which suits matrix units and attention kernels."""
 _JITTER = 0.1
 _WANTED_FILL = 0.95
-_OF_THE_POSSIBLE = 0.99
+_POSSIBLE_SHARE = 0.99
 _COMPARED = 8
 _MANY = 64
 _NEARLY = 1.05
@@ -43,7 +43,7 @@ _BUCKETS_TRIED = 1_024
 _EVEN_LENGTH = 320
 # The same for the attention of recipe.models.cpu_kernels. Padding is compared with this one, so
 # that samples are padded only if that is certainly faster.
-_EVEN_LENGTH_OF_KERNELS = 900
+_EVEN_KERNEL_LENGTH = 900
 _SURELY = 0.95
 
 Rows = npt.NDArray[Any]
@@ -90,8 +90,8 @@ class _Portions(Sequence[Rows]):
 
     def __init__(self, lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> None:
         self._lengths, self._size, self._balanced = lengths, size, balanced
-        self._drawn_by = (seed, epoch)
-        self._steps_of_one = max(1, PORTION // size)
+        self._seed = (seed, epoch)
+        self._portion_steps = max(1, PORTION // size)
         self._portion = functools.lru_cache(maxsize=1)(self._plan)
 
     def __len__(self) -> int:
@@ -100,15 +100,15 @@ class _Portions(Sequence[Rows]):
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        portion, step = divmod(number, self._steps_of_one)
+        portion, step = divmod(number, self._portion_steps)
         return self._portion(portion)[step]
 
     def _plan(self, portion: int) -> list[Rows]:
-        samples = self._steps_of_one * self._size
+        samples = self._portion_steps * self._size
         count = len(self._lengths)
         order = permuted(portion * samples, min(count, (portion + 1) * samples), count,
-                         self._drawn_by)  # fmt: skip
-        random = np.random.default_rng((*self._drawn_by, portion))
+                         self._seed)  # fmt: skip
+        random = np.random.default_rng((*self._seed, portion))
         # By their positions in the portion: the lengths of all rows may be a file.
         dealt = _planned(np.arange(len(order)), self._lengths[order].astype(np.int64), self._size,
                          random, self._balanced)  # fmt: skip
@@ -201,8 +201,8 @@ def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows
     Args:
         parts: The part of each of `rows`, ascending. Each part is laid out separately.
     """
-    of_rows = lengths[rows]
-    shorter = of_rows.max(initial=0) - of_rows
+    row_lengths = lengths[rows]
+    shorter = row_lengths.max(initial=0) - row_lengths
     if shorter.max(initial=0) < 1 << 16:
         shorter = shorter.astype(np.uint16)  # which NumPy sorts by counting
     by_length = np.argsort(shorter, kind="stable")
@@ -235,10 +235,10 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
     count, rest = divmod(len(rows), size)
     starts = np.arange(size + 1) * len(rows) // size
     larger = np.flatnonzero(np.diff(starts) > count)  # each of these gives one to the last step
-    for_last = starts[larger]
+    last_step = starts[larger]
     if random is not None:
-        for_last = for_last + random.integers(0, count + 1, len(larger))
-    strata = np.delete(rows, for_last).reshape(size, count)
+        last_step = last_step + random.integers(0, count + 1, len(larger))
+    strata = np.delete(rows, last_step).reshape(size, count)
     tokens = lengths[strata]
     spread = tokens.max(axis=1) - tokens.min(axis=1)
     sums = tokens[spread == 0].sum(axis=0)
@@ -251,7 +251,7 @@ def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | N
         emptiest_first = np.argsort(sums, kind="stable")
         sums[emptiest_first] += tokens[index, longest_first]
         strata[index, emptiest_first] = strata[index, longest_first]
-    return [*strata.T.copy(), *([rows[for_last]] if rest else [])]
+    return [*strata.T.copy(), *([rows[last_step]] if rest else [])]
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def shape(batches: Sequence[Rows]) -> Shape:
     batches = [np.asarray(batch) for batch in batches] or [np.zeros(0, dtype=np.int64)]
     sums = np.asarray([batch.sum() for batch in batches])
     mean, most = sums.mean(), max(1, int(sums.max()))
-    wanted_fill = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
+    wanted_fill = min(_WANTED_FILL, _POSSIBLE_SHARE * mean / most)
 
     def cost(tried: Shape, even_length: int) -> float:
         return tried.tokens * (1 + tried.length / even_length)
@@ -378,7 +378,7 @@ def shape(batches: Sequence[Rows]) -> Shape:
         )
         if lacking is None:
             apart = Shape(max(1, *map(len, batches)), shortest)
-            costs = [cost(candidate, _EVEN_LENGTH_OF_KERNELS) for candidate in (apart, tried)]
+            costs = [cost(candidate, _EVEN_KERNEL_LENGTH) for candidate in (apart, tried)]
             return apart if costs[0] < _SURELY * costs[1] else tried
         checked.insert(0, checked.pop(lacking))  # what others are likely to lack room for, too
         heappush(ranked, rank(Shape(rows, length + ALIGNMENT)))

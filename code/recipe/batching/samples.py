@@ -10,19 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from recipe.batching.packing import Rows
-
-
-class Exchange(Protocol):
-    """The type of `recipe.runtime.device.everyones`, which gathers a value of each process."""
-
-    def __call__(self, value: Any, /) -> list[Any]: ...
+from recipe.data.layout.shards import Hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +25,7 @@ class Shards:
 
     starts: tuple[int, ...]
     """[hosts + 1]: the number of each host's first row, then the number of all rows."""
-    host_of: tuple[int, ...]
+    process_hosts: tuple[int, ...]
     """[processes]: the number of the host of each process."""
     lengths: Rows
     """[rows]: tokens of each row of all hosts."""
@@ -49,7 +43,7 @@ class Shards:
 
     def ranks(self, host: int) -> list[int]:
         """Return the processes of a host."""
-        return [rank for rank, its_host in enumerate(self.host_of) if its_host == host]
+        return [rank for rank, other in enumerate(self.process_hosts) if other == host]
 
 
 Some = TypeVar("Some", bound="Samples")
@@ -132,42 +126,22 @@ class Samples:
         return starts[owners] + within, owners, within
 
 
-def sharded(
-    samples: Some, hosts: Sequence[str], rank: int, exchange: Exchange
-) -> tuple[Some, list[int]]:
+def sharded(samples: Some, hosts: Hosts) -> Some:
     """Return the samples of all hosts, with the tokens of this host's samples only.
 
     Lengths and labels of all rows (2 to 12 bytes a row) are exchanged; all processes call it.
-
-    Args:
-        hosts: The name of the host of each process.
-
-    Returns:
-        The samples, and how many rows each host has, in the order of their ranks.
     """
-    names = list(dict.fromkeys(hosts))
-    host = names.index(hosts[rank])
-    # The processes of a host have the same rows, so one of them sends them.
-    sends = hosts.index(hosts[rank]) == rank
     lengths = np.diff(samples.starts)
     narrow = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
-    of_hosts = exchange((narrow, samples.labels, samples.fingerprint()) if sends else None)
-    by_host = [of_hosts[hosts.index(name)] for name in names]
-    rows = [len(part) for part, *_ in by_host]
+    by_host = hosts.gather((narrow, samples.labels, samples.fingerprint()))
     digests = " ".join(digest for *_, digest in by_host)
-    starts = [0, *np.cumsum(rows).tolist()]
-    all_lengths = np.concatenate([part.astype(np.int32) for part, *_ in by_host])
-    labels = [part for _, part, *_ in by_host if len(part)] or [samples.labels]
+    starts = (0, *np.cumsum([len(part) for part, *_ in by_host]).tolist())
+    labels = [part for _, part, _ in by_host if len(part)] or [samples.labels]
     shards = Shards(
-        starts=tuple(starts),
-        host_of=tuple(names.index(name) for name in hosts),
-        lengths=all_lengths,
+        starts=starts,
+        process_hosts=tuple(map(hosts.names.index, hosts.process_hosts)),
+        lengths=np.concatenate([part.astype(np.int32) for part, *_ in by_host]),
         digest=hashlib.sha256(digests.encode()).hexdigest()[:16],
     )
-    whole = dataclasses.replace(
-        samples,
-        labels=np.concatenate(labels),
-        shards=shards,
-        first=starts[host],
-    )
-    return whole, rows
+    first = starts[hosts.position]
+    return dataclasses.replace(samples, labels=np.concatenate(labels), shards=shards, first=first)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from recipe.console import say_row
 from recipe.errors import ModelError
 
-_OF_A_LAYER = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
+_LAYER_WEIGHT = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
 """Matches names of weights below the head, except those of a pooler and the token that replaced
 masked parts of images in pretraining."""
 
@@ -69,7 +69,7 @@ def check_layers(location: str, model: PreTrainedModel, new: Iterable[str]) -> N
     lost = [
         weight
         for weight in new
-        if weight in parameters and weight.startswith(below) and _OF_A_LAYER.search(weight)
+        if weight in parameters and weight.startswith(below) and _LAYER_WEIGHT.search(weight)
     ]
     if lost:
         raise ModelError(

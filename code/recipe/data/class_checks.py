@@ -165,14 +165,14 @@ def _check_all_have_names(parts: Sequence[Part], column: str, one_class: str) ->
 def _check_files_share_classes(parts: Sequence[Part], column: str, one_class: str) -> None:
     """Raise DataError if no two files have a class in common, and one has several: the class may be
     in the names of the files."""
-    of_files: dict[str, set[str]] = {}
+    file_classes: dict[str, set[str]] = {}
     for part in parts:
         classes = {str(v) for v in part.table[column].unique().to_pylist()}
-        of_files.setdefault(part.path.name, set()).update(classes)
-    values = list(of_files.values())
+        file_classes.setdefault(part.path.name, set()).update(classes)
+    values = list(file_classes.values())
     is_apart = sum(map(len, values)) == len(set().union(*values))
     if len(values) > 1 and is_apart and max(map(len, values)) > 1:
-        shown = ", ".join(f"{name} ({min(known)!r} ...)" for name, known in of_files.items())
+        shown = ", ".join(f"{name} ({min(known)!r} ...)" for name, known in file_classes.items())
         raise DataError(
             f"The files of the training data have no label of column {column!r} in common: "
             f"{shown}. The class of a row may be in the name of its file.",

@@ -85,7 +85,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     shape = labels.shape_of(trained, label, settings.label_separator, settings.problem_type)
     if settings.problem_type is None and settings.class_names is None:
         class_checks.CHECKS[shape.problem](trained, label, sum(rows))
-    spelled = [label_of_row for part in trained for label_of_row in shape.spell(part, label)]
+    spelled = [row_label for part in trained for row_label in shape.spell(part, label)]
     known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
@@ -167,8 +167,8 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
         lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
         return lines
     counts: Counter[str] = Counter()
-    for of_host in hosts.gather(rows_of_classes(known, train_labels)):
-        counts.update(of_host)
+    for host_counts in hosts.gather(rows_of_classes(known, train_labels)):
+        counts.update(host_counts)
     sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
     how = " (any number per row)" if known.problem == labels.SEVERAL else ""
     return [*lines, f"{len(known.names)} labels{how}: {sizes}"]

@@ -479,11 +479,11 @@ def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)
     )
-    is_of_text = noun in HEADS_OF_TEXTS and any(
+    is_part = noun in HEADS_OF_TEXTS and any(
         words[:-1] == qualifiers and words[-1] in TEXTS_OF_SAMPLES
         for words in map(_words_of, part.table.column_names)
     )
-    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_of_text):
+    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_part):
         is_about_users = [*qualifiers, noun] == ["user", "description"]
         is_target = is_target_named and known_names.single.get(noun, False)
         return not (is_about_users or is_target or _DERIVED & {*qualifiers})

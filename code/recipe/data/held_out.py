@@ -61,8 +61,8 @@ def build(
         count: Returns the amount of data in words.
     """
     built, lines = {}, []
-    for split, of_split in tables.items():
-        built[split] = data_set(of_split)
+    for split, split_tables in tables.items():
+        built[split] = data_set(split_tables)
         if not len(built[split]):
             raise DataError(f"The {split} data has no {what}.", "Give some, or leave it out.")
         amount = count(built[split].data.table)
@@ -105,11 +105,7 @@ def assign(
         row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
         # One host may have too few rows while all together have enough.
         can = hosts.gather(len(row_strata) > len(np.unique(row_strata)))
-        if (
-            hosts.sharded
-            and any(can)
-            and not can[hosts.names.index(hosts.of_processes[hosts.rank])]
-        ):
+        if hosts.sharded and any(can) and not can[hosts.position]:
             kept, held_out = np.arange(len(row_strata)), np.arange(0)
         else:
             kept, held_out = hold_out(row_strata, settings.seed)

@@ -39,7 +39,7 @@ _FLAGS = {
 } - {"train"}
 """Normalized names of columns that may hold whether a row belongs to a split."""
 _SURELY_SPLITS = {"split", "splits", "datasetsplit", "datasplit", "partition"}
-_OF_SPLITS = "has the split of each row"
+_NAMES_SPLITS = "has the split of each row"
 TRUE = {"true", "1", "1.0", "yes"}
 FALSE = {"false", "0", "0.0", "no"}
 
@@ -230,10 +230,10 @@ def _read_parts(
                 parts += split_by_column(split, part, part.path in layout.unclear, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
-        files_of_train = ", ".join(map(str, layout.files[TRAIN]))
-        why = "".join(f" {note}" for note in notes if _OF_SPLITS in note)
+        training_files = ", ".join(map(str, layout.files[TRAIN]))
+        why = "".join(f" {note}" for note in notes if _NAMES_SPLITS in note)
         raise DataError(
-            f"The training data has no rows: {files_of_train}.{why}",
+            f"The training data has no rows: {training_files}.{why}",
             "Give rows to train on" + (", or rename the column." if why else "."),
         )
     return sorted(parts, key=lambda split_and_part: ORDER.index(split_and_part[0]))
@@ -293,12 +293,12 @@ def split_by_column(
     codes: dict[str | None, list[int]] = defaultdict(list)
     for code, value in enumerate(encoded.dictionary.to_pylist()):
         codes[split_of(str(value))].append(code)
-    of_rows = encoded.indices.to_numpy(zero_copy_only=False)
-    rows = {name: np.flatnonzero(np.isin(of_rows, some)) for name, some in codes.items()}
+    row_codes = encoded.indices.to_numpy(zero_copy_only=False)
+    rows = {name: np.flatnonzero(np.isin(row_codes, some)) for name, some in codes.items()}
     if set(rows) == {split}:
         return [(split, part)]
     groups = ", ".join(f"{len(numbers)} {name or 'of none'}" for name, numbers in rows.items())
-    notes.append(f"{part.path}: column {column!r} {_OF_SPLITS}: {groups}.")
+    notes.append(f"{part.path}: column {column!r} {_NAMES_SPLITS}: {groups}.")
     if split != TRAIN and rows.pop(TRAIN, None) is not None:
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))

@@ -125,8 +125,8 @@ def _kind(part: Part, columns: Selection) -> str:
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
     """Return rows as a table of SCHEMA."""
-    of_columns = zip(*rows, strict=True) if rows else ((), (), ())
-    arrays = [pa.array(cells, kind) for cells, kind in zip(of_columns, SCHEMA.types, strict=True)]
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    arrays = [pa.array(cells, kind) for cells, kind in zip(columns, SCHEMA.types, strict=True)]
     return pa.table(arrays, schema=SCHEMA)
 
 

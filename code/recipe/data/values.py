@@ -270,7 +270,7 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
     """
     if len(names) == 1:
         return part, names[0]
-    of_columns = []
+    indicators = []
     for name in names:
         cells = part.table[name]
         is_flat = not (pa.types.is_nested(cells.type) or pa.types.is_boolean(cells.type))
@@ -282,8 +282,8 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
                 "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out "
                 "rows with -1.",
             )
-        of_columns.append(pc.cast(cells, pa.float64()).to_numpy().astype(np.int8))
-    has = np.stack(of_columns, axis=1)
+        indicators.append(pc.cast(cells, pa.float64()).to_numpy().astype(np.int8))
+    has = np.stack(indicators, axis=1)
     counts = has.sum(axis=1)
     numbers = pa.array(np.nonzero(has)[1], pa.int64())
     ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())

@@ -74,7 +74,7 @@ def wrap(
         for name, module in model.named_children()
         if name != model.base_model_prefix and any(True for _ in module.parameters())
     ]
-    in_full = sorted({*head, *(name.rpartition(".")[0] for name in new)})
+    full_modules = sorted({*head, *(name.rpartition(".")[0] for name in new)})
     config = peft.LoraConfig(
         # peft's model for this type drops position_ids and token_type_ids.
         task_type=None if task == _WITHOUT_POSITIONS else task,
@@ -82,7 +82,7 @@ def wrap(
         lora_alpha=settings.lora_alpha or 2 * settings.lora_r,
         lora_dropout=settings.lora_dropout,
         target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
-        modules_to_save=in_full if trains_head else None,
+        modules_to_save=full_modules if trains_head else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers

@@ -32,7 +32,7 @@ UNMASKED = frozenset(
 """Types of models whose results change with padding in spite of the mask: they mix or pool tokens
 without it, or read the last position."""
 
-_OF_TEXTS, _OF_TOKENS = (
+_TEXT_OUTPUTS, _TOKEN_OUTPUTS = (
     ("logits", "pooler_output"),
     ("last_hidden_state", "start_logits", "end_logits"),
 )
@@ -183,30 +183,30 @@ def _forward_by_length(model: Any, padded: Callable[..., Any], *args: Any, **inp
         inputs: `attention_mask` and other tensors [rows, length], padded on the right; settings.
 
     Returns:
-        The model's outputs for texts and tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
+        The model's outputs (_TEXT_OUTPUTS, _TOKEN_OUTPUTS), 0 behind each text.
     """
     config, mask = model.config, inputs.get("attention_mask")
     if mask is None:
         return padded(*args, **inputs)
     width = mask.shape[1]
-    of_texts = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     if (lacking := minimum_length(config) - width) > 0:
         fill = {"input_ids": config.pad_token_id or 0}
-        of_texts = {
+        tensors = {
             name: functional.pad(value, (0, lacking), value=fill.get(name, 0))
-            for name, value in of_texts.items()
+            for name, value in tensors.items()
         }
     lengths = mask.sum(1).clamp(min=minimum_length(config))
-    rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
+    row_groups = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
     outputs = []
-    for rows in rows_of:
-        parts = {name: value[rows, : int(lengths[rows[0]])] for name, value in of_texts.items()}
+    for rows in row_groups:
+        parts = {name: value[rows, : int(lengths[rows[0]])] for name, value in tensors.items()}
         outputs.append(padded(*args, **{**inputs, **parts}))
-    order = torch.cat(rows_of).argsort()
+    order = torch.cat(row_groups).argsort()
     values = {}
-    for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):
+    for name in (name for name in (*_TEXT_OUTPUTS, *_TOKEN_OUTPUTS) if name in outputs[0]):
         hidden: list[Tensor] = [output[name] for output in outputs]
-        if name in _OF_TOKENS or hidden[0].dim() > 2:
+        if name in _TOKEN_OUTPUTS or hidden[0].dim() > 2:
             padding = (0, 0) * (hidden[0].dim() - 2)
             hidden = [functional.pad(part, (*padding, 0, width - part.shape[1])) for part in hidden]
         values[name] = torch.cat(hidden)[order]

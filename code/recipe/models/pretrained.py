@@ -290,7 +290,7 @@ def read(
     if attend_fully(model):
         say("attention: original_full instead of block_sparse, which a short text would turn off")
     if reader is AutoTokenizer:
-        _see_to_padding(source, model, tokenizer)
+        _set_padding_token(source, model, tokenizer)
     return model, tokenizer, new
 
 
@@ -300,7 +300,7 @@ def _set_token(settings: ModelSettings) -> None:
         os.environ["HF_TOKEN"] = settings.hf_token
 
 
-def _see_to_padding(
+def _set_padding_token(
     source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Give a decoder without a padding token one: its head finds the last real token by it."""

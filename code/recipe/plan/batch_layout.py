@@ -145,7 +145,7 @@ def cut_by_length(loaded: Loaded, training: Training, cut: Cut) -> tuple[Trainin
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
     costs, ways = {}, {}
-    of_a_batch = _BATCH_TOKENS if args.device.type == "cpu" else _BATCH_TOKENS_ELSEWHERE
+    batch_cost = _BATCH_TOKENS if args.device.type == "cpu" else _BATCH_TOKENS_ELSEWHERE
     for parts in (count for count in _PARTS if cut.size % count == 0):
         size, accumulation = cut.size // parts, cut.accumulation * parts
         finer = replace(training, size=size, accumulation=accumulation)
@@ -153,7 +153,7 @@ def cut_by_length(loaded: Loaded, training: Training, cut: Cut) -> tuple[Trainin
         seen = range(min(len(drawn), _STEPS * finer.accumulation))
         batches = [(training.samples, rows) for step in seen for rows, _ in drawn[step]]
         layout = objective.layout(loaded.model, False, finer.size, loaded.pad_id, batches)
-        costs[parts] = sum(layout.computed_tokens(*batch) + of_a_batch for batch in batches)
+        costs[parts] = sum(layout.computed_tokens(*batch) + batch_cost for batch in batches)
         ways[parts] = finer, replace(cut, size=size, accumulation=accumulation)
     return ways[everyones(min(costs, key=costs.__getitem__))[0]]
 
@@ -197,7 +197,7 @@ def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Tabl
         samples=samples["train"],
         size=cut.size,
         accumulation=cut.accumulation,
-        at_once=cut.samples,
+        step_samples=cut.samples,
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
@@ -212,14 +212,14 @@ def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Tabl
         elif args.device.type == "cuda":
             table.add("attention", "a mask separates the samples of a block", why_not)
     # do_train=False computes no training batch, but needs a layout.
-    of_training = table if args.do_train else Table()
-    train_layout, eval_layout = layouts(loaded, training, evaluations, of_training)
+    training_table = table if args.do_train else Table()
+    train_layout, eval_layout = layouts(loaded, training, evaluations, training_table)
     if args.do_eval or args.do_predict:
         rows = max(map(len, evaluations.values()), default=0)
         few = "; too few for a meaningful score" if rows < 10 else ""
         count = min(rows, args.eval_batch_size)
-        of_batch = f"{count} sample{'s' * (count != 1)}"
-        table.add("evaluation", f"{of_batch} {eval_layout.describe()}{few}")
+        batch_size = f"{count} sample{'s' * (count != 1)}"
+        table.add("evaluation", f"{batch_size} {eval_layout.describe()}{few}")
     if args.device.type == "cpu" and not args.torch_compile:
         is_flat = flat_attention.is_used(model.config)
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
@@ -229,7 +229,7 @@ def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Tabl
     total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
     split = f"split by length into batches of {cut.size} instead of {whole}"
     detail = f"{steps} an epoch, {total} in all, {cut.samples} samples a step"
-    of_training.add("steps", detail, split if cut.size != whole else "")
+    training_table.add("steps", detail, split if cut.size != whole else "")
     return BatchPlan(training=training, cut=cut, train_layout=train_layout, eval_layout=eval_layout)
 
 

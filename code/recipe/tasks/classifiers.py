@@ -21,7 +21,6 @@ from recipe.errors import ModelError
 from recipe.models import losses
 from recipe.models.pretrained import Source, known_labels
 from recipe.reports.predictions import Predictions
-from recipe.settings import ModelSettings
 from recipe.tasks import evaluation
 from recipe.tasks.base import OK, WARNING, Finding, Objective, Task, judged_split
 from recipe.tasks.evaluation import Floats
@@ -72,10 +71,43 @@ class Classification(Task):
     shown_columns: ClassVar[Sequence[str]]
     """The columns of a text, maybe with a second one, by which the report shows a sample."""
 
-    def take_labels_of(self, source: Source) -> None:
-        """Number the classes of the data as the model in `source` does, if it has the same or is
-        not trained."""
-        self.data = match_model_labels(source, self.data, self.model_settings)
+    def match_labels(self, source: Source) -> None:
+        """Give the classes of the data the ids that they have in the model, if it has the same ones
+        or is not trained.
+
+        Raises:
+            ModelError: the model is not trained, and does not know the labels of the data.
+        """
+        splits, trains = self.data, self.model_settings.trains
+        known, names = splits.labels, known_labels(source, self.model_settings)
+        has_same = sorted(names) == sorted(known.names)
+        if names in ((), known.names) or (trains and not has_same):
+            return
+        if not (has_same or (known.problem == SINGLE and set(known.names) <= set(names))):
+            raise ModelError(
+                f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
+                f"has {', '.join(known.names)}: do_train=False cannot compare them.",
+                "Give data with the model's labels, or train.",
+            )
+        model_ids = [names.index(name) for name in known.names]
+        data_ids = [known.ids.get(name, 0) for name in names]
+
+        def renumber(label: Any) -> Any:
+            is_id = known.problem == SINGLE
+            return model_ids[label] if is_id else [label[data_id] for data_id in data_ids]
+
+        def renumbered(split: datasets.Dataset) -> datasets.Dataset:
+            kind = split.data.schema.field(LABEL).type
+            column: Any = pa.array(map(renumber, split[LABEL]), kind)
+            return split.remove_columns(LABEL).add_column(LABEL, column)
+
+        self.data = dataclasses.replace(
+            splits,
+            labels=Labels(names, known.problem),
+            train=renumbered(splits.train),
+            evaluation=renumbered(splits.evaluation),
+            test=None if splits.test is None else renumbered(splits.test),
+        )
         self.train = self.data.train
 
     def findings(self) -> Iterator[Finding]:
@@ -106,40 +138,3 @@ class Classification(Task):
             columns=[column for column in self.shown_columns if column in known],
             thresholds=self.objective.thresholds,
         )
-
-
-def match_model_labels(source: Source, splits: Splits, settings: ModelSettings) -> Splits:
-    """Return the data with the class ids of the model in `source`. A model that is trained and has
-    other labels gets those of the data.
-
-    Raises:
-        ModelError: the model is not trained, and does not know the labels of the data.
-    """
-    known, names = splits.labels, known_labels(source, settings)
-    has_same = sorted(names) == sorted(known.names)
-    if names in ((), known.names) or (settings.trains and not has_same):
-        return splits
-    if not (has_same or (known.problem == SINGLE and set(known.names) <= set(names))):
-        raise ModelError(
-            f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
-            f"has {', '.join(known.names)}: do_train=False cannot compare them.",
-            "Give data with the model's labels, or train.",
-        )
-    ids = [names.index(name) for name in known.names]
-    own_ids = [known.ids.get(name, 0) for name in names]
-
-    def renumber(label: Any) -> Any:
-        return ids[label] if known.problem == SINGLE else [label[id_] for id_ in own_ids]
-
-    def renumbered(split: datasets.Dataset) -> datasets.Dataset:
-        kind = split.data.schema.field(LABEL).type
-        column: Any = pa.array(map(renumber, split[LABEL]), kind)
-        return split.remove_columns(LABEL).add_column(LABEL, column)
-
-    return dataclasses.replace(
-        splits,
-        labels=Labels(names, known.problem),
-        train=renumbered(splits.train),
-        evaluation=renumbered(splits.evaluation),
-        test=None if splits.test is None else renumbered(splits.test),
-    )

@@ -62,9 +62,9 @@ def best_thresholds(logits: Floats, true: Floats) -> Floats:
         f1 = 2 * precision[:-1] * recall[:-1] / np.maximum(precision[:-1] + recall[:-1], 1e-12)
         if f1.max() <= f1_score(has, scores >= 0.5, zero_division=0) + 1e-9:
             continue
-        between = (np.concatenate([[0.0], reached[:-1]]) + reached) / 2
+        midpoints = (np.concatenate([[0.0], reached[:-1]]) + reached) / 2
         best = np.flatnonzero(f1 >= f1.max() - 1e-9)
-        thresholds[number] = between[best[np.abs(between[best] - 0.5).argmin()]]
+        thresholds[number] = midpoints[best[np.abs(midpoints[best] - 0.5).argmin()]]
     return thresholds
 
 

@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 
 def counts(split: datasets.Dataset) -> Array:
     """Return how many texts each row has [rows]."""
-    of_tables = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
-    return np.concatenate([np.empty(0, np.int64), *(column.to_numpy() for column in of_tables)])
+    columns = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
+    return np.concatenate([np.empty(0, np.int64), *(column.to_numpy() for column in columns)])
 
 
 def scores(split: datasets.Dataset) -> Array:
     """Return the scores of all texts of all rows, float32 [texts]."""
-    of_tables = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
-    flat = np.concatenate([np.empty(0), *(column.to_numpy() for column in of_tables)])
+    columns = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
+    flat = np.concatenate([np.empty(0), *(column.to_numpy() for column in columns)])
     return flat.astype(np.float32)
 
 
@@ -66,10 +66,10 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
         halves = [pd.util.hash_array(objects, categorize=False),
                   pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
         hashes.append(np.stack(halves, axis=1))
-    firsts, identities = _first_of_each(np.concatenate(hashes))
+    firsts, identities = _distinct_keys(np.concatenate(hashes))
     numbers = identities
     if prompts[0] != prompts[1]:
-        firsts, numbers = _first_of_each(np.stack([identities, is_query], axis=1))
+        firsts, numbers = _distinct_keys(np.stack([identities, is_query], axis=1))
     members = np.full((len(widths), int(widths.max())), -1)
     members[np.arange(members.shape[1]) < widths[:, None]] = numbers
     schema = pa.schema([(TEXT, pa.large_string()), (LABEL, pa.int64())])
@@ -101,7 +101,7 @@ def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
         yield pa.concat_arrays([queries, pc.list_flatten(texts)]).take(pa.array(order))
 
 
-def _first_of_each(keys: Array) -> tuple[Array, Array]:
+def _distinct_keys(keys: Array) -> tuple[Array, Array]:
     """Return the first row of each distinct key of [rows, 2], ascending, and the position of each
     row's key among these."""
     one, other = (pd.factorize(column)[0].astype(np.int64) for column in keys.T)

@@ -164,11 +164,9 @@ class JudgedLists:
 def rank(scores: Array, lists: JudgedLists) -> SearchResults:
     """Rank the texts of each judged list by their scores [samples]."""
     spans = lists.spans()
-    labels_of_lists = (
-        (scores[spans[index]], lists.labels[spans[index]]) for index in lists.judged()
-    )
+    judged_values = ((scores[spans[index]], lists.labels[spans[index]]) for index in lists.judged())
     return _results(
-        (of_list, np.flatnonzero(labels > labels.min())) for of_list, labels in labels_of_lists
+        (values, np.flatnonzero(labels > labels.min())) for values, labels in judged_values
     )
 
 

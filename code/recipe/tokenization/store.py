@@ -74,8 +74,8 @@ def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column
 
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
     """Yield the rows of a data set in chunks of limited rows and bytes; at least one row each."""
-    bytes_of_row = split.data.nbytes / max(1, split.data.num_rows)
-    at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, bytes_of_row))))
+    row_bytes = split.data.nbytes / max(1, split.data.num_rows)
+    at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, row_bytes))))
     for gathered in values.tables(split, at_once):
         table = gathered.combine_chunks()
         parts = min(table.num_rows, -(-table.nbytes // (2 * _BYTES_AT_ONCE)))

@@ -21,7 +21,7 @@ from recipe.errors import DataError
 from recipe.tokenization import store
 from recipe.tokenization.encoding import UNCUT, Encoder, beginning
 
-_OF_SIDES = {SOURCE: "sources", TARGET: "targets"}
+_PLURALS = {SOURCE: "sources", TARGET: "targets"}
 
 
 def labelled_pairs(columns: Iterable[tuple[Any, Any, Any]], kind: pa.DataType) -> datasets.Dataset:
@@ -94,7 +94,7 @@ def source_target_samples(
 
     def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
         ids, columns = {}, {}
-        for side, plural in _OF_SIDES.items():
+        for side, plural in _PLURALS.items():
             texts = [prefix + text for text in batch[side]] if side == SOURCE else batch[side]
             ids[side], is_cut = _cut_texts(tokenizer, texts, longest[side], side == TARGET)
             columns[plural] = store.lengths_of(ids[side])
@@ -110,7 +110,7 @@ def source_target_samples(
     pairs = Pairs(made[TOKEN_IDS], made[store.STARTS], made["targets"], made["sources"], split)
     line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
     line += f"{int(pairs.labels.sum())} of targets"
-    for side, plural in _OF_SIDES.items():
+    for side, plural in _PLURALS.items():
         if cut := int(made[f"{side}_is_cut"].sum()):
             line += f"; {cut} {plural} are cut ({cut / len(pairs):.1%})"
     say(line)

@@ -129,7 +129,7 @@ class Engine(Resumable):
         self._eval_layout, self._objective = decided.eval_layout, objective
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
-        self._looks_at_once = args.device.type == "cpu"
+        self._is_synchronous = args.device.type == "cpu"
         self._arranged: Any = None
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -177,7 +177,7 @@ class Engine(Resumable):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples of a step, with which the Trainer counts trained samples."""
-        return self._training.samples_of_a_step
+        return self._training.samples_per_step
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Return the operations of a forward and a backward pass, without counting parameters."""
@@ -231,7 +231,7 @@ class Engine(Resumable):
         if len(self._watched) >= _WATCHED:
             self._check_losses()
         self._watched.append((self.state.global_step + 1, losses.detach().sum(), inputs["rows"]))
-        if self._looks_at_once:
+        if self._is_synchronous:
             self._check_losses()
         if self._class_weights is not None:
             losses = losses * self._class_weights[inputs["labels"]]

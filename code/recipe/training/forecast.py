@@ -39,7 +39,7 @@ _PARTS = 20
 wrong by such a part."""
 _MUCH = 1.15
 """Factor by which a forecast is wrong if it is logged again."""
-_SECONDS_OF_REPORT = 5.0
+_REPORT_SECONDS = 5.0
 
 
 class Stopwatch:
@@ -195,7 +195,7 @@ class Forecast(TrainerCallback):
             + (evaluations + self._after) * of_evaluation
             + max(0, saves - 1) * mean("save", 0.0)
             + self._writing()
-            + _SECONDS_OF_REPORT
+            + _REPORT_SECONDS
         )
 
     def describe(self, whole: float) -> str:
@@ -277,17 +277,17 @@ def forecast_job(
         bytes_per_second: Returns the speed of writing.
     """
     given, args = plan.hyperparameters, plan.arguments
-    in_evaluations = rows.get("test", 0) / max(1, rows["evaluation"])
+    test_share = rows.get("test", 0) / max(1, rows["evaluation"])
     after = 0.0
     if given.evaluates or given.predicts:
         is_again = args.load_best_model_at_end or name_of(args.eval_strategy) == "no"
-        after = (is_again or (given.predicts and not in_evaluations)) + in_evaluations
+        after = (is_again or (given.predicts and not test_share)) + test_share
     after += 2 * bool(given.quantize)  # in floats and in int8
     weights = list(model.parameters())
     # A checkpoint also has two moments of each trained weight.
-    of_checkpoint = 3 * sum(weight.nbytes for weight in weights if weight.requires_grad)
+    checkpoint_bytes = 3 * sum(weight.nbytes for weight in weights if weight.requires_grad)
     written = sum(weight.nbytes for weight in weights)
-    written += of_checkpoint * (name_of(args.save_strategy) != "no")
+    written += checkpoint_bytes * (name_of(args.save_strategy) != "no")
     return Forecast(
         started=started,
         steps_of_epoch=steps_of_epoch,

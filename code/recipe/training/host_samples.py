@@ -66,20 +66,18 @@ def gather_hosts(
                 )
     whole = dict(samples)
     for name in sorted(set(sharded) & set(samples)):
-        whole[name], rows = batching.sharded(
-            samples[name], hosts.of_processes, hosts.rank, device.everyones
-        )
-        if not sum(rows):
+        whole[name] = batching.sharded(samples[name], hosts)
+        if not len(whole[name]):
             raise DistributedError(f"No host has {name} rows.", f"Add {name} data.")
     if "train" in sharded:
         shards = whole["train"].shards
         assert shards is not None
-        for_each = [
+        shares = [
             len(shards.rows(index)) / len(shards.ranks(index)) for index in range(shards.hosts)
         ]
-        if max(for_each) > _UNEVEN * min(for_each):
+        if max(shares) > _UNEVEN * min(shares):
             say(
-                f"sharded: {min(for_each):.0f} to {max(for_each):.0f} training samples for each "
+                f"sharded: {min(shares):.0f} to {max(shares):.0f} training samples for each "
                 "process: the largest shard determines the number of steps, and smaller ones "
                 "contribute fewer samples to each step (shards of equal size use all hosts best)"
             )

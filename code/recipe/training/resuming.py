@@ -86,7 +86,9 @@ class Resumable(Trainer):
         """The last copy; the next one reuses its memory."""
         self._has_logged_waiting = self._is_finished = False
         self._resumed_job: Mapping[str, Any] = {}
-        self.add_callback(_BeforeSteps(self))
+        hook: Any = TrainerCallback()
+        hook.on_train_begin = lambda *args, **kwargs: self._run_due_evaluation()
+        self.add_callback(hook)
 
     def run(self) -> dict[str, float]:
         """Train from the beginning or from the newest checkpoint; return the Trainer's metrics.
@@ -170,7 +172,7 @@ class Resumable(Trainer):
         """Return the forecast if it ends training by a budget, whose state checkpoints keep."""
         return self.forecast if self.forecast is not None and self.forecast.has_budget else None
 
-    def run_before_steps(self) -> None:
+    def _run_due_evaluation(self) -> None:
         """Run the evaluation that was due when the checkpoint was saved, if there was one.
 
         Called before the first step: weights and state are loaded, and no random number of the step
@@ -188,7 +190,7 @@ class Resumable(Trainer):
                 self._save_checkpoint(self.model_wrapped, None)
                 self._is_finished = True
         if self._is_finished:
-            self._name_the_best()
+            self._set_best_path()
             raise _NoSteps
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
@@ -212,7 +214,7 @@ class Resumable(Trainer):
         """
         self._writer.wait()
         self.store_flos()
-        self._name_the_best()
+        self._set_best_path()
         is_first = self.is_world_process_zero()
         in_background = is_first and not self.control.should_training_stop
         if in_background:
@@ -273,7 +275,7 @@ class Resumable(Trainer):
         )
         tokenizer: Any = self.processing_class
 
-        def also(folder: Path) -> None:
+        def write_settings(folder: Path) -> None:
             model.config.save_pretrained(folder)
             if weights_file == snapshot.ADAPTER:
                 model.peft_config[model.active_adapter].save_pretrained(folder)
@@ -305,10 +307,10 @@ class Resumable(Trainer):
             weights_file=weights_file,
             optimizer=optimizer,
             files=files,
-            also=also,
+            write_settings=write_settings,
         )
 
-    def _name_the_best(self) -> None:
+    def _set_best_path(self) -> None:
         """Set the path of the best checkpoint, if the first process has it on its disk."""
         step = self.state.best_global_step
         best = self._folder / f"checkpoint-{step}"
@@ -391,19 +393,6 @@ class Resumable(Trainer):
 
 class _NoSteps(Exception):
     """Raised before the first step if none is left."""
-
-
-class _BeforeSteps(TrainerCallback):
-    """Calls `Resumable.run_before_steps` when training begins."""
-
-    def __init__(self, trainer: Resumable) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Call the trainer's hook."""
-        self._trainer.run_before_steps()
 
 
 class _Syncs(TrainerCallback):

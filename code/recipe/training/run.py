@@ -41,7 +41,7 @@ _REMEDY = (
     "Free space there or raise the volume size, then start the job again. It resumes from its last "
     "checkpoint; if training had ended, it only writes the results."
 )
-_BYTES_OF_REPORT = 1_000_000
+_REPORT_BYTES = 1_000_000
 
 
 def run(
@@ -74,8 +74,8 @@ def run(
 
     table = Table(log_row)
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
-    facts_at_start = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
-    say_row("environment", ", ".join(f"{k} {v}" for k, v in facts_at_start.items() if v))
+    start_facts = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
+    say_row("environment", ", ".join(f"{k} {v}" for k, v in start_facts.items() if v))
     plan = resolution.resolve(hyperparameters, folders, environ, table)
     watch.lap("data")
     job = _make(plan, table, watch, folders, environ)
@@ -178,9 +178,9 @@ class _Job:
         done: dict[str, float] = {}
         if given.trains and not trainer.args.load_best_model_at_end:
             # Reuse the evaluation of the final weights, if the last epoch ended with one.
-            at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-            if at_end and at_end[-1]["step"] == trainer.state.global_step:
-                done = {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
+            logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+            if logged and logged[-1]["step"] == trainer.state.global_step:
+                done = {key: value for key, value in logged[-1].items() if key.startswith("eval_")}
         if given.predicts and test is None:
             metrics |= trainer.evaluate()  # its answers become predictions.jsonl
         elif given.evaluates:
@@ -279,7 +279,7 @@ class _Job:
                 epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
             )
             remedy = "Free space there; the model and metrics.json are already written."
-            with atomic.results("The report", folder, _BYTES_OF_REPORT, remedy) as aside:
+            with atomic.results("The report", folder, _REPORT_BYTES, remedy) as aside:
                 report.write(material, aside)
             say(f"report written to {folder}/report.html")
         except Exception as error:  # the trained model matters more than its report

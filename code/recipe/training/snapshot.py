@@ -32,12 +32,12 @@ class Snapshot:
     """The optimizer's state_dict."""
     files: Mapping[str, bytes]
     """Small files, by name."""
-    also: Callable[[Path], None]
+    write_settings: Callable[[Path], None]
     """Writes what training does not change: configuration, tokenizer."""
 
     def write(self, folder: Path) -> None:
         """Write all files into an existing folder."""
-        self.also(folder)
+        self.write_settings(folder)
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
         save_file(dict(self.weights), folder / self.weights_file, metadata={"format": "pt"})

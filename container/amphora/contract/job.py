@@ -113,7 +113,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
             "hyperparameters.json at /opt/ml (SAGEMAKER_BASE_DIR names another place).",
         )
     # A local run may have none of these files.
-    channels = _read_object(paths.config / "inputdataconfig.json", _channels_found(paths.data))
+    channels = _read_object(paths.config / "inputdataconfig.json", _existing_channels(paths.data))
     one_host = {"current_host": "algo-1", "hosts": ["algo-1"]}
     resources = _read_object(paths.config / "resourceconfig.json", one_host)
     platform: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def _read_object(path: Path, default: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _channels_found(data: Path) -> dict[str, Any]:
+def _existing_channels(data: Path) -> dict[str, Any]:
     return {
         entry.name: {"TrainingInputMode": "File"}
         for entry in sorted(data.iterdir() if data.is_dir() else [])
@@ -231,7 +231,7 @@ def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
         mode = settings.get("TrainingInputMode") if isinstance(settings, dict) else None
         # Pipe mode has one FIFO for each epoch instead of a folder: <channel>_0, <channel>_1 ...
         if mode != "Pipe" and not (paths.data / name).exists():
-            present = ", ".join(_channels_found(paths.data)) or "none"
+            present = ", ".join(_existing_channels(paths.data)) or "none"
             raise ConfigError(
                 f"inputdataconfig.json names the channel {name!r}, but {paths.data / name} does not"
                 f" exist (existing channels: {present}).",

@@ -112,14 +112,14 @@ class Record:
     def lines(self) -> list[str]:
         """Return the cause, the nearest frame of the script, and what it was raised as."""
         causes = [error.innermost() for error in reversed(self.errors)]
-        of_script = [
+        script_frames = [
             frame
             for error in (*causes, *reversed(self.errors))
             for frame in reversed(error.frames)
             if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
         ]
         lines = [self.headline]
-        for file, line, function, source in [*of_script, *causes[0].frames[-1:]][:1]:
+        for file, line, function, source in [*script_frames, *causes[0].frames[-1:]][:1]:
             lines.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
         if causes[-1].text != causes[0].text:
             lines.append(shorten(f"raised as {causes[-1].text}", ASIDE_CHARS))

@@ -163,9 +163,9 @@ class _Diagnosis:
         # it has written which rank ended.
         number = r"\d+" if self.mpi_worker is None else str(self.mpi_worker.rank)
         marks = (re.match(rf"\[1,{number}\]<stderr>:", line) for line in self.tail)
-        of_rank = [mark.string[mark.end() :] for mark in marks if mark]
-        if self.mpi_worker is not None or any(line.startswith("Traceback (") for line in of_rank):
-            self.tail = of_rank or self.tail
+        lines = [mark.string[mark.end() :] for mark in marks if mark]
+        if self.mpi_worker is not None or any(line.startswith("Traceback (") for line in lines):
+            self.tail = lines or self.tail
         # The exception that ended the job, and the rank that a launcher saw fail first. A program
         # below the script may have failed without consequences: it counts if a checked command ran
         # it. Below a shell the last exception counts, among ranks the first.
@@ -238,8 +238,8 @@ class _Diagnosis:
             fault = "\n".join(self.tail).partition("Current thread ")[2]
             frames = re.findall(_FAULT_FRAME, fault) if self.code < 0 else []
             if frames:
-                of_script = [frame for frame in frames if "/lib/python" not in frame[0]]
-                return [*head, "  at {}:{} in {}".format(*[*of_script, *frames][0])]
+                script_frames = [frame for frame in frames if "/lib/python" not in frame[0]]
+                return [*head, "  at {}:{} in {}".format(*[*script_frames, *frames][0])]
             # The last lines, without those of ranks that failed after the cause.
             tracebacks = mask("\n".join(other.traceback for other in self.records)).splitlines()
             printed = []

@@ -120,10 +120,10 @@ def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str
     """Decide which processes train together, and what starts them."""
     processes = devices.accelerators or 1
     why = "one for each accelerator" if devices.accelerators else "there is no accelerator"
-    of_mpi = job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None
+    mpi_processes = job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None
     for name, requested in (
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
-        (mpi.PROCESSES_KEY, of_mpi),
+        (mpi.PROCESSES_KEY, mpi_processes),
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
     ):
         if requested:

@@ -16,6 +16,7 @@ from recipe.batching.batches import Batch, Layout, Packed, Padded, Training, Wor
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.packing import Rows, Shape
 from recipe.batching.samples import Samples, sharded
+from recipe.data.layout.shards import Hosts
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
 from recipe.storage.checkpoints import Checkpoint
@@ -29,6 +30,18 @@ LENGTHS = some.one_of(
                 some.integers(1, 300)),
     some.lists(some.sampled_from([1, 3, 8, 40, 300, 512]), min_size=1, max_size=200),
 )  # fmt: skip
+
+
+def processes_of(parts: Sequence[Samples], host_of: Sequence[int]) -> list[Any]:
+    """The samples as each process has them, on hosts that have one part each."""
+    names = tuple(f"algo-{host}" for host in host_of)
+    exchanged = [(np.diff(part.starts), part.labels, part.fingerprint()) for part in parts]
+    results = []
+    for rank, host in enumerate(host_of):
+        hosts = Hosts(process_hosts=names, rank=rank)
+        object.__setattr__(hosts, "gather", lambda value: exchanged)
+        results.append(sharded(parts[host], hosts))
+    return results
 
 
 def drawn(seed: int, count: int, kind: str) -> Rows:
@@ -309,14 +322,7 @@ def test_documents_weigh_the_same_on_every_host_and_only_one_has_the_tokens() ->
     learned = np.asarray([False, True, True, False, True])
     local_documents = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
     none = Documents(np.empty(0), np.zeros(1, dtype=int), np.empty(0, dtype=int), np.empty(0))
-    exchanged = [
-        (np.diff(documents.starts), documents.labels, documents.fingerprint())
-        for documents in (local_documents, none)
-    ]
-    both = [
-        sharded(documents, ("x", "y"), rank, lambda _: exchanged)[0]
-        for rank, documents in enumerate((local_documents, none))
-    ]
+    both = processes_of((local_documents, none), (0, 1))
     assert [documents.weight(np.asarray([0, 1])) for documents in both] == [3, 3]
     assert both[0].successors(1)[1].tolist() == [4]
     assert isinstance(both[1], Documents)
@@ -327,18 +333,18 @@ def test_documents_weigh_the_same_on_every_host_and_only_one_has_the_tokens() ->
 
 
 def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
-    rows, names = 3_000, [f"algo-{host}" for host in range(64) for _ in range(8)]
+    rows, host_of = 3_000, [host for host in range(64) for _ in range(8)]
     # Every host has the same lengths, in an order of its own, and the last one a tenth fewer rows.
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, rows), 3, 128).astype(np.uint8)
-    exchanged: list[Any] = [None] * len(names)
+    parts = []
     for host in range(64):
         local_lengths = np.random.default_rng(host).permutation(lengths)[
             : rows - (host == 63) * rows // 10
         ]
-        exchanged[host * 8] = local_lengths, np.zeros(len(local_lengths), dtype=np.int64), str(host)
-    first = Samples(np.zeros(0), np.cumsum([0, *exchanged[0][0]]), exchanged[0][1])
-    samples, _ = sharded(first, names, 0, lambda _: exchanged)
-    training = batches.Training(samples=samples, size=32, world=World(processes=len(names)))
+        labels = np.zeros(len(local_lengths), dtype=np.int64)
+        parts.append(Samples(np.zeros(0), np.cumsum([0, *local_lengths]), labels))
+    samples = processes_of(parts, host_of)[0]
+    training = batches.Training(samples=samples, size=32, world=World(processes=len(host_of)))
     epoch = training.epoch(0, True)
     seen = np.zeros(len(samples), dtype=int)
     for number in range(len(epoch)):
@@ -410,34 +416,13 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
         shape = flat.row(lengths) if kind == "one row" else packing.shape(lengths)
         return Packed(shape, size, PAD, 0, typed=True)
 
-    def processes_of(
-        hosts: Sequence[tuple[list[list[int]], int]],
-    ) -> tuple[list[Samples], list[list[int]]]:
-        """The samples as each process has them, and all rows. Processes of the hosts alternate."""
-        rows = [row for of_host, _ in hosts for row in of_host]
-        firsts = np.cumsum([0, *(len(of_host) for of_host, _ in hosts)]).tolist()
-        of_hosts = [
-            tokenised(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)
-        ]
-        if len(hosts) == 1:
-            return of_hosts * hosts[0][1], rows
-        turns = range(max(count for _, count in hosts))
-        host_of = [host for turn in turns for host, (_, count) in enumerate(hosts) if turn < count]
-        names = [f"algo-{host}" for host in host_of]
-        sent: list[Any] = []
-
-        def send(value: Any) -> list[Any]:
-            sent.append(value)
-            return [(np.zeros(0, np.uint8), np.zeros(0, np.int64), "")] * len(names)
-
-        for rank, host in enumerate(host_of):
-            sharded(of_hosts[host], names, rank, send)
-        return [
-            sharded(of_hosts[host], names, rank, lambda _: sent)[0]
-            for rank, host in enumerate(host_of)
-        ], rows
-
-    of_processes, rows = processes_of(hosts)
+    rows = [row for of_host, _ in hosts for row in of_host]
+    firsts = np.cumsum([0, *(len(of_host) for of_host, _ in hosts)]).tolist()
+    parts = [tokenised(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)]
+    # Processes of the hosts alternate.
+    turns = range(max(count for _, count in hosts))
+    host_of = [host for turn in turns for host, (_, count) in enumerate(hosts) if turn < count]
+    of_processes = processes_of(parts, host_of) if len(hosts) > 1 else parts * hosts[0][1]
     assert len({samples.fingerprint() for samples in of_processes}) == 1
     expected = Counter((number, number, tuple(row)) for number, row in enumerate(rows))
     trained: Counter[Any] = Counter()

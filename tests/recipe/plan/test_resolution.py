@@ -428,7 +428,7 @@ def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
         """What `by_length` makes of steps of samples of these lengths."""
         training = batches.Training(
             samples=samples_of(lengths), size=now.size, accumulation=now.accumulation,
-            at_once=now.samples, world=World(processes=now.processes),
+            step_samples=now.samples, world=World(processes=now.processes),
         )  # fmt: skip
         usual = {"torch_compile": False, "fsdp": "", "device": torch.device("cpu")}
         args: Any = SimpleNamespace(**{**usual, **others})

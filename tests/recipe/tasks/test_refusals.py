@@ -319,7 +319,7 @@ def test_a_model_that_knows_the_labels_keeps_their_order(
     task = load(tmp_path / "data", rows if is_several else CLASSED)
     before = task.train.features["label"]
     shown = [task.data.labels.show(label) for label in task.train["label"]]
-    task.take_labels_of(Source(name=str(model), is_local=True))
+    task.match_labels(Source(name=str(model), is_local=True))
     assert list(task.data.labels.names) == expected
     after = [sorted(task.data.labels.show(label).split(", ")) for label in task.data.train["label"]]
     assert after == [sorted(label.split(", ")) for label in shown]

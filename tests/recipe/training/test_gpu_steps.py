@@ -125,7 +125,7 @@ def test_no_step_waits_for_the_device(
 
     def build(*given: Any, **options: Any) -> Any:
         trainer = real(*given, **options)
-        trainer._looks_at_once = False  # as on an accelerator
+        trainer._is_synchronous = False  # as on an accelerator
         trainer.add_callback(quiet)
         train = trainer.run
 

@@ -24,7 +24,7 @@ _SPACE = re.compile(r"[\t ]+")
 """Other white space of Unicode may be a word, or part of one."""
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of CoNLL-U after number, word and lemma."""
-_OF_2003 = ("pos_tags", "chunk_tags", "ner_tags")
+_COLUMNS_2003 = ("pos_tags", "chunk_tags", "ner_tags")
 _AT_ONCE = 1_000  # sentences
 _MOST_TAGS = 1_000
 _Row = tuple[int, list[str]]
@@ -58,14 +58,14 @@ def read_conll(path: Path, encoding: str) -> Part:
     same entity types (nested entities: one must be named). A column of word numbers is left out.
     Raise DataError if lines have different numbers of cells, or the first column holds no words.
     """
-    width = count = counted = named = several = words_like_tags = 0
+    width = count = counted = named = several = tag_words = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
     for rows in _sentences(path, encoding):
         width = len(rows[0][1])
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(n) for n in range(1, len(numbers) + 1)]
-        words_like_tags += all(TAG.fullmatch(cells[0]) for _, cells in rows)
+        tag_words += all(TAG.fullmatch(cells[0]) for _, cells in rows)
         count, counted = count + 1, counted + bool(is_counted)
         several += len(rows) > 1
         named += len(rows) > 1 and len({cells[0] for _, cells in rows}) == 1
@@ -80,7 +80,7 @@ def read_conll(path: Path, encoding: str) -> Part:
             "name in CoNLL-2012 (OntoNotes).",
             "Write a file with the columns of words and tags only.",
         )
-    if words_like_tags == count and not kinds[1]:
+    if tag_words == count and not kinds[1]:
         raise DataError(
             f"The first column of {path} has tags such as {rows[0][1][0]!r}, not words.",
             "Write the word first on each line, then its tags.",
@@ -99,7 +99,7 @@ def read_conll(path: Path, encoding: str) -> Part:
         others = range(first + 1, width)
         last = f"column_{width}" if is_nested else "tags"
         known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
-        known = _OF_2003 if len(others) == 3 else known
+        known = _COLUMNS_2003 if len(others) == 3 else known
         names = dict(zip([TOKENS, *known], [first, *others], strict=True))
     starts: list[npt.NDArray[np.int64]] = []
 

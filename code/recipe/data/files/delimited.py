@@ -394,9 +394,9 @@ def _header_names() -> frozenset[str]:
 
     Names of one letter, and some others, are more likely values of a row.
     """
-    of_samples = names_of_samples()
-    single = {name for name in of_samples.single if len(name) > 1}
-    return frozenset(single.union(*of_samples.pairs, IDENTIFIERS, _SPLITS) - _VALUES)
+    known_names = names_of_samples()
+    single = {name for name in known_names.single if len(name) > 1}
+    return frozenset(single.union(*known_names.pairs, IDENTIFIERS, _SPLITS) - _VALUES)
 
 
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:

@@ -54,11 +54,11 @@ class Gathering:
         owners = np.searchsorted(self._ends, ascending, side="right")
         cuts = np.flatnonzero(np.diff(owners)) + 1
         taken = []
-        for of_piece, owner in zip(
+        for piece_rows, owner in zip(
             np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True
         ):
             piece = self._pieces[owner]
-            taken.append(piece.take(pa.array(of_piece - (self._ends[owner] - piece.num_rows))))
+            taken.append(piece.take(pa.array(piece_rows - (self._ends[owner] - piece.num_rows))))
         table = pa.Table.from_batches(taken)
         is_ascending = bool((order[1:] > order[:-1]).all())
         return table if is_ascending else table.take(pa.array(np.argsort(order)))
@@ -105,8 +105,8 @@ class Part:
     def batches(self, names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield some columns of some rows at a time, with the number of the first row."""
         chosen, first = self.table.select(list(names)), 0
-        bytes_of_row = chosen.nbytes / max(1, chosen.num_rows)
-        at_once = min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_of_row))
+        row_bytes = chosen.nbytes / max(1, chosen.num_rows)
+        at_once = min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, row_bytes))
         for batch in chosen.to_batches(max(1, int(at_once))):
             yield first, batch
             first += batch.num_rows

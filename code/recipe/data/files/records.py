@@ -107,13 +107,13 @@ class _ColumnTypes:
 
     def kinds(self) -> dict[str, pa.DataType | None]:
         """Return the type of each column; None for a column without one."""
-        of_all: dict[str, pa.DataType | None] = {}
+        merged: dict[str, pa.DataType | None] = {}
         for name, kinds in self._kinds.items():
             try:
-                of_all[name] = None if kinds is None else pa.infer_type(list(map(_example, kinds)))
+                merged[name] = None if kinds is None else pa.infer_type(list(map(_example, kinds)))
             except _NO_TYPE:
-                of_all[name] = None
-        return of_all
+                merged[name] = None
+        return merged
 
 
 def _example(kind: pa.DataType) -> Any:

@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 class Hosts:
     """The hosts that read the data of a job, and the channels that are sharded over them."""
 
-    of_processes: tuple[str, ...] = ("this host",)
+    process_hosts: tuple[str, ...] = ("this host",)
     """The name of the host of each process, by rank."""
     rank: int = 0
     sharded: frozenset[str] = frozenset()
@@ -35,13 +35,18 @@ class Hosts:
     @property
     def names(self) -> list[str]:
         """Return each host once, in the order of their first processes."""
-        return list(dict.fromkeys(self.of_processes))
+        return list(dict.fromkeys(self.process_hosts))
+
+    @property
+    def position(self) -> int:
+        """Return the position of this process's host in `names`."""
+        return self.names.index(self.process_hosts[self.rank])
 
     def gather(self, value: Value) -> list[Value]:
         """Return `value` of each host. If channels are sharded, all processes call it together."""
         if not self.sharded:
             return [value]
-        firsts = [self.of_processes.index(name) for name in self.names]
+        firsts = [self.process_hosts.index(name) for name in self.names]
         values = everyones(value if self.rank in firsts else None)
         return [values[first] for first in firsts]
 
@@ -73,7 +78,7 @@ class Hosts:
         errors = everyones(failure and str(failure)) if self.sharded else []
         if failure is not None:
             raise failure
-        for name, reported in zip(self.of_processes, errors, strict=bool(errors)):
+        for name, reported in zip(self.process_hosts, errors, strict=bool(errors)):
             if reported is not None:
                 raise DataError(f"On host {name}: {reported}")
 
@@ -109,4 +114,4 @@ def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:
     if len(set(names)) == 1:
         return ONE
     rank = int(environ.get("RANK", "0"))
-    return Hosts(of_processes=tuple(names), rank=rank, sharded=sharded)
+    return Hosts(process_hosts=tuple(names), rank=rank, sharded=sharded)

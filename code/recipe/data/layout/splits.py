@@ -17,7 +17,7 @@ _SHARD, _DIGITS = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+"), re.compile(r"\d+")
 def assign_by_names(
     root: Path,
     paths: Sequence[Path],
-    of_channel: str | None,
+    channel_split: str | None,
     notes: list[str],
 ) -> dict[str, list[Path]]:
     """Return the files of each split.
@@ -27,7 +27,7 @@ def assign_by_names(
 
     Args:
         root: The channel's folder.
-        of_channel: The split that the channel stands for, if any.
+        channel_split: The split that the channel stands for, if any.
 
     Raises:
         DataError: names contradict themselves, there are several configurations, or a channel for
@@ -51,12 +51,12 @@ def assign_by_names(
         files.setdefault(split, []).append(path)
     _check_one_configuration(root, paths)
     _check_one_variant(files.get(TRAIN, ()))
-    is_evaluated = of_channel in ("validation", "test")
-    if is_evaluated and of_channel not in files and len(files) == 1 and not unnamed:
+    is_evaluated = channel_split in ("validation", "test")
+    if is_evaluated and channel_split not in files and len(files) == 1 and not unnamed:
         # The user has named the channel, and evaluation data is never learned.
-        notes.append(f"{listed(paths)}: taken as {of_channel} data, as the channel is named so.")
-        return {str(of_channel): list(paths)}
-    if of_channel == TRAIN and files and TRAIN not in files:
+        notes.append(f"{listed(paths)}: taken as {channel_split} data, as the channel is named so.")
+        return {str(channel_split): list(paths)}
+    if channel_split == TRAIN and files and TRAIN not in files:
         others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
         raise DataError(
             f"{listed([path for path in paths if path not in unnamed])}: the names mention "
@@ -64,14 +64,14 @@ def assign_by_names(
             "Name the training data train, such as train.csv, or give each split a channel of its "
             "own (train, test). Leave out files with the rows of all splits.",
         )
-    if unnamed and of_channel is None:
+    if unnamed and channel_split is None:
         notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
-    elif unnamed and of_channel in files and of_channel == TRAIN:
+    elif unnamed and channel_split in files and channel_split == TRAIN:
         notes.append(
-            f"{listed(unnamed)} is not used: other files are named after {of_channel} data."
+            f"{listed(unnamed)} is not used: other files are named after {channel_split} data."
         )
-    elif unnamed and of_channel is not None:
-        files.setdefault(of_channel, []).extend(unnamed)
+    elif unnamed and channel_split is not None:
+        files.setdefault(channel_split, []).extend(unnamed)
     return files
 
 

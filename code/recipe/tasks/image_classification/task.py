@@ -32,7 +32,7 @@ AUGMENTATIONS: Mapping[str, frozenset[str]] = {
     FLIP: frozenset({CROP, FLIP}),
 }
 """The values of the hyperparameter `augmentation`, and the random changes of each."""
-_OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
+_FIXED_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
 
 
 class _ImageLabels(LabelLosses):
@@ -65,7 +65,7 @@ class ImageClassification(Classification):
         self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
-        self.take_labels_of(source)
+        self.match_labels(source)
         model, processor = load_model(source, self.data.labels, self.model_settings)
         self.objective.processor = processor
         return model, processor
@@ -123,7 +123,7 @@ def check_size(model: PreTrainedModel, height: int, width: int) -> None:
     """
     config: Any = model.config
     size = getattr(config, "image_size", None)
-    if config.model_type not in _OF_ONE_SIZE or size is None:
+    if config.model_type not in _FIXED_SIZE or size is None:
         return
     model_size = (size, size) if isinstance(size, int) else tuple(size)
     if model_size != (height, width):

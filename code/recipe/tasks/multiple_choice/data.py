@@ -53,7 +53,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     notes: list[str] = []
     reading = read_columns(channels, TASKS["multiple-choice"], settings, notes)
     reading.converted(_check_columns)
-    kind = _kind_of_answers(reading.files_of("train"))
+    kind = _answer_kind(reading.files_of("train"))
 
     def answered(file: Read) -> pa.Table:
         def rows() -> Iterator[dict[str, Any]]:
@@ -100,7 +100,7 @@ def _check_columns(file: Read) -> None:
         )
 
 
-_OF_LABELS = "labels of the choices"
+_CHOICE_LABELS = "labels of the choices"
 
 
 def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) -> dict[str, int]:
@@ -116,7 +116,7 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
     count = len(row.choices)
     digits = int(float(row.answer)) if re.fullmatch(r"\d+(\.0)?", row.answer) else -1
     names: dict[str, tuple[Sequence[Any], Any]] = {
-        _OF_LABELS: (row.labels, row.answer),
+        _CHOICE_LABELS: (row.labels, row.answer),
         "letters": ([chr(ord("A") + index) for index in range(count)], row.answer.upper()),
         "numbers from 0": (range(count), digits),
         "numbers from 1": (range(1, count + 1), digits),
@@ -131,7 +131,7 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
     return fitting
 
 
-def _kind_of_answers(files: Sequence[Read]) -> str:
+def _answer_kind(files: Sequence[Read]) -> str:
     """Return the only kind of answers by which each of the training data names a choice.
 
     Raises:
@@ -144,7 +144,7 @@ def _kind_of_answers(files: Sequence[Read]) -> str:
             positions = _positions(file.part, number, row, possible)
             possible = list(positions)
             differ |= len({*positions.values()}) > 1
-    if differ and len(possible) > 1 and _OF_LABELS not in possible:
+    if differ and len(possible) > 1 and _CHOICE_LABELS not in possible:
         raise DataError(
             f"The answers in column {files[0].columns[_ANSWER]!r} can be {' or '.join(possible)}, "
             "and no row of the training data shows which.",
@@ -161,13 +161,13 @@ def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
     """
     names = part.class_names.get(columns[_ANSWER])
     endings = columns.columns.get(_ENDINGS, ())
-    of_choices = sorted(endings, key=lambda name: (len(name), name.lower()))
+    choice_columns = sorted(endings, key=lambda name: (len(name), name.lower()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
             if _CHOICES in columns:
                 choices = cells[columns[_CHOICES]] or []
             else:
-                choices = [cells[name] for name in of_choices]
+                choices = [cells[name] for name in choice_columns]
             marks = cells[columns[_LABELS]] if _LABELS in columns else None
             if choices and isinstance(choices[0], dict):
                 marks = [choice.get("label") for choice in choices]

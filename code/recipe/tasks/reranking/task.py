@@ -261,8 +261,8 @@ def _pairs(split: Dataset) -> Dataset:
 def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     """Yield the rows of some queries at a time, grouped by query in the order of the queries' first
     rows, each text once."""
-    of_batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
-    hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in of_batches]
+    batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
+    hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in batches]
     numbers, _ = pd.factorize(np.concatenate(hashes))  # in the order of first appearance
     order = np.argsort(numbers, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, len(order))

@@ -107,8 +107,8 @@ class EmbeddingObjective(EncoderObjective):
         for span in ranking_scores.loss_spans(len(judged.members), _CONTRASTED):
             members = torch.from_numpy(judged.members[span])
             labels = torch.from_numpy(judged.labels[span])
-            of_rows = self._row_losses(known[members.clamp(min=0)], labels, across=False)
-            losses.append((float(of_rows.sum()), len(of_rows)))
+            row_losses = self._row_losses(known[members.clamp(min=0)], labels, across=False)
+            losses.append((float(row_losses.sum()), len(row_losses)))
         if judged.corpus is not None:
             hits = ranking_scores.search(vectors, judged.corpus)
             self.last = split, hits

@@ -68,11 +68,11 @@ class TextClassification(Classification):
         self.check_best(SCORES_OF[self.data.labels.problem])
         problem = self.data.labels.problem
         smoothing = settings.passed.get("label_smoothing_factor")
-        of_classes = {
+        class_settings = {
             "class_weight": settings.class_weight,
             "label_smoothing_factor": smoothing,
         }
-        for name, value in of_classes.items():
+        for name, value in class_settings.items():
             if problem != SINGLE and value:
                 what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
                 raise HyperparameterError(
@@ -110,7 +110,7 @@ class TextClassification(Classification):
 
     def load(self, source: Source) -> Model:
         """Return the model with a head for the labels; its configuration names the columns."""
-        self.take_labels_of(source)
+        self.match_labels(source)
         model, tokenizer = pretrained.load(source, self.data.labels, self.model_settings)
         kept: Any = getattr(model.config, "label_thresholds", None)
         self.objective = _Labels()

@@ -46,7 +46,7 @@ _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 class _TextPairs(TokenLosses):
     def __init__(self, settings: DataSettings, options: Options) -> None:
         self._settings, self._options = settings, options
-        self._has_said = False
+        self._has_logged = False
         self.longest_target = 0
         self.last: GeneratedTexts | None = None
         """The text generated in the last evaluation."""
@@ -67,10 +67,10 @@ class _TextPairs(TokenLosses):
         if not self._options.predict_with_generate:
             return {}
         if (whole := whole_model(trainer)) is None:
-            if not self._has_said:
+            if not self._has_logged:
                 why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
                 say(f"predict_with_generate: no text is generated in evaluations, since {why}")
-            self._has_said = True
+            self._has_logged = True
             return {}
         assert isinstance(samples, Pairs)
         options = {"max_new_tokens": self.longest_target}

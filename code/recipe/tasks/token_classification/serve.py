@@ -75,17 +75,17 @@ class Tagger(ServedTask):
             else:
                 bounds.hold_text(text)
                 bounds.hold_windows(tokenizer, text, limit - specials, shared)
-            of_text = []
+            text_chunks = []
             for chunk in self.pipeline.preprocess(head, **before):
                 kept = chunk["attention_mask"][0].bool()
                 if not bool(kept.all()):  # padding is before or after a window
                     tensors = {n: v[:, kept] for n, v in chunk.items() if torch.is_tensor(v)}
                     chunk = {**chunk, **tensors}
-                of_text.append(chunk)
+                text_chunks.append(chunk)
                 turns.pause()
-            chunks.append(of_text)
-            sizes.append(sum(chunk["input_ids"].shape[1] for chunk in of_text))
-            rows, read = rows + len(of_text), read + sizes[-1]
+            chunks.append(text_chunks)
+            sizes.append(sum(chunk["input_ids"].shape[1] for chunk in text_chunks))
+            rows, read = rows + len(text_chunks), read + sizes[-1]
             bounds.hold(Bound.ROWS, rows)
             bounds.hold(Bound.READ, read)
             if shared is None and sizes[-1] >= limit and self.loaded.is_longer(text, limit):
