@@ -63,7 +63,6 @@ class ExtractiveSummary(Task):
             reading, tables, self.data_settings, "document", lambda rows: f"{len(rows)} documents"
         )
         self.data = held_out.DataSets(**uses, notes=[*notes, *lines])
-        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Load the model with a head of one number."""

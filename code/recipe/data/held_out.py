@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data import values
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.data.reading import Reading, describe_files
@@ -22,7 +23,6 @@ from recipe.settings import DataSettings
 
 SHARE = 0.1
 """The share of the training data that is held out if there is no other data to evaluate on."""
-_AT_ONCE = 10_000
 Array = npt.NDArray[Any]
 
 
@@ -128,8 +128,8 @@ def assign_groups(
     if len(built) > 1 or not (settings.evaluates or settings.predicts):
         return assign(built, settings)
     # If two queries have the same 64-bit hash, they only stay together.
-    batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
-    hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
+    tables = values.tables(train.select_columns([column]))
+    hashes = [pd.util.hash_array(table[column].to_numpy()) for table in tables]
     _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
     _, held_out = hold_out(np.zeros(len(firsts), np.int64), settings.seed)
     # Queries are numbered in the order in which they first appear.

@@ -32,8 +32,9 @@ from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
 from recipe.spec import TEXT_NAMES, Kind
 
+CHUNK_ROWS = 10_000
+"""Rows of a data set that are read together."""
 _SAMPLE_ROWS = 1_000
-_AT_ONCE = 10_000
 _INDICATORS = {"0", "1", "0.0", "1.0"}
 _TAG_COLUMNS = re.compile(
     r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
@@ -312,18 +313,19 @@ def integers(part: Part, column: str) -> set[int] | None:
     return numbers
 
 
-def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
-    """Yield the rows of a data set in its order, `at_once` rows at a time, as Arrow tables.
+def tables(split: datasets.Dataset, count: int | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of a data set in its order, `count` or CHUNK_ROWS at a time, as Arrow tables.
 
     After `Dataset.select`, `datasets` slices its table once for each row, in some 20 microseconds;
     this takes all rows of a chunk at once.
     """
+    count = count or CHUNK_ROWS
     if split._indices is None:
-        yield from split.with_format("arrow").iter(at_once)
+        yield from split.with_format("arrow").iter(count)
         return
     chosen, rows = split._indices.column(0), Gathering(split.data.table)
-    for first in range(0, len(chosen), at_once):
-        yield rows.select(chosen.slice(first, at_once).to_numpy().astype(np.int64))
+    for first in range(0, len(chosen), count):
+        yield rows.select(chosen.slice(first, count).to_numpy().astype(np.int64))
 
 
 def column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
@@ -331,9 +333,7 @@ def column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
     float32."""
     if not len(split):
         return np.empty(0, np.int64)
-    chunks = [
-        table[name].combine_chunks() for table in tables(split.select_columns([name]), _AT_ONCE)
-    ]
+    chunks = [table[name].combine_chunks() for table in tables(split.select_columns([name]))]
     is_nested = is_list(chunks[0].type)
     flat = [chunk.flatten() if is_nested else chunk for chunk in chunks]
     numbers = np.concatenate([chunk.to_numpy(zero_copy_only=False) for chunk in flat])

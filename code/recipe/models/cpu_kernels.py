@@ -144,16 +144,12 @@ def attend_padded(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Return what transformers' "sdpa" computes, by `attend` where that is faster: in bfloat16, of
-    few tokens, for a backward pass.
+    few tokens, for a backward pass. The arguments and the result are those of `attend`, but for:
 
     Args:
-        query, key, value: [rows, heads, length, width].
         attention_mask: [rows or 1, heads or 1, length, length], True for positions to attend to, or
             numbers added to the scores.
         position_bias: Added to the scores; same shape.
-
-    Returns:
-        [rows, length, heads, width], and no weights.
     """
     length, longest = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

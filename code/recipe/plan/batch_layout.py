@@ -105,14 +105,8 @@ def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
         return requested
     samples = int(saved["samples"])
     accumulation = -(-samples // (requested.processes * requested.given[0]))
-    return Cut(
-        processes=requested.processes,
-        size=-(-samples // (requested.processes * accumulation)),
-        accumulation=accumulation,
-        given=requested.given,
-        sharded=requested.sharded,
-        samples=samples,
-    )
+    size = -(-samples // (requested.processes * accumulation))
+    return replace(requested, size=size, accumulation=accumulation, samples=samples)
 
 
 def settle(args: TrainingArguments) -> Cut:

@@ -27,8 +27,7 @@ from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_spl
 _TARGETS = (LABEL, TAGS, "scores")
 _NOT_COMPARED = ("id", "file", "place", "bytes")
 """Columns that identify a row, and images, which are not opened here."""
-_AT_ONCE = 10_000
-_LENGTHS_OF, _DAMAGED_OF = 2_000, 10_000
+_MEASURED_ROWS, _CHECKED_ROWS = 2_000, 10_000
 _DAMAGE = r"\x{FFFD}|\x{C3}[\x{80}-\x{BF}]|\x{E2}\x{20AC}"
 """U+FFFD, and how accents and quotation marks look if UTF-8 is read as Windows-1252."""
 _TRUNCATED_SHARE = 0.05
@@ -134,15 +133,15 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
 
 def _damaged(train: Dataset) -> Iterator[Finding]:
     """Yield a finding on texts that were read by a wrong encoding before they came here."""
-    some = train.select(range(min(_DAMAGED_OF, len(train))))
+    some = train.select(range(min(_CHECKED_ROWS, len(train))))
     names = [name for name in train.column_names if name not in _NOT_COMPARED]
     rows: list[int] = []
-    for first, table in enumerate(values.tables(some.select_columns(names), _AT_ONCE)):
+    for first, table in enumerate(values.tables(some.select_columns(names))):
         is_damaged = np.zeros(len(table), bool)
         for column in filter(lambda column: is_string(column.type), table.columns):
             marks = pc.fill_null(pc.match_substring_regex(column, _DAMAGE), False)
             is_damaged |= marks.to_numpy(zero_copy_only=False)
-        rows += (first * _AT_ONCE + np.flatnonzero(is_damaged)).tolist()
+        rows += (first * values.CHUNK_ROWS + np.flatnonzero(is_damaged)).tolist()
     if rows:
         yield Finding(
             level=WARNING,
@@ -164,7 +163,7 @@ def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
         names = [name for name in split.column_names if name not in _NOT_COMPARED]
         names.sort(key=_TARGETS.__contains__)  # targets come last
         parts = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, bool))]
-        for batch in table.select(names).to_batches(_AT_ONCE):
+        for batch in table.select(names).to_batches(values.CHUNK_ROWS):
             inputs = rows = np.zeros(len(batch), np.uint64)
             has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -215,7 +214,7 @@ def _shown(split: Dataset, row: int) -> str:
 def sampled_rows(task: Task) -> list[int]:
     """Return the training rows whose lengths are counted."""
     rows = len(task.train)
-    drawn = random.Random(task.data_settings.seed).sample(range(rows), min(_LENGTHS_OF, rows))
+    drawn = random.Random(task.data_settings.seed).sample(range(rows), min(_MEASURED_ROWS, rows))
     return sorted(drawn)
 
 

@@ -108,7 +108,7 @@ def resolve(
     # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
     in_4_bits = hyperparameters.load_in_4bit and processes is None
     made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
-    for line in made.notes:
+    for line in made.data.notes:
         table.add("data", line)
     return Plan(
         hyperparameters=hyperparameters,

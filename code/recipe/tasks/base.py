@@ -165,10 +165,6 @@ class Task(ABC):
     """The hyperparameters that only this task takes, of the type `options` of its spec."""
     objective: Objective
     data: DataSets
-    train: Dataset
-    """The training data before it is tokenised: a row for each text or pair."""
-    notes: list[str]
-    """What was detected in the data, one line each."""
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         # One value, of which a task sees what belongs to data and models.
@@ -177,9 +173,14 @@ class Task(ABC):
         self.options = hyperparameters.options()
         self.read(training_channels(channels, hyperparameters.trains))
 
+    @property
+    def train(self) -> Dataset:
+        """Return the training data before it is tokenised: a row for each text or pair."""
+        return self.data.train
+
     @abstractmethod
     def read(self, channels: Mapping[str, Path]) -> None:
-        """Read the data, and set `data`, `train`, `notes` and `objective`."""
+        """Read the data, and set `data` and `objective`."""
 
     def check_best(self, scores: Sequence[str]) -> None:
         """Check that evaluation computes the metric by which the best weights are chosen."""

@@ -108,7 +108,6 @@ class Classification(Task):
             evaluation=renumbered(splits.evaluation),
             test=None if splits.test is None else renumbered(splits.test),
         )
-        self.train = self.data.train
 
     def findings(self) -> Iterator[Finding]:
         yield from super().findings()

@@ -19,7 +19,6 @@ from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 
-_AT_ONCE = 10_000
 _OTHER_KEY = "numbers of texts"
 """The key of a second hash, which must have 16 characters."""
 Array = npt.NDArray[Any]
@@ -27,13 +26,13 @@ Array = npt.NDArray[Any]
 
 def counts(split: datasets.Dataset) -> Array:
     """Return how many texts each row has [rows]."""
-    columns = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
+    columns = [pc.list_value_length(some[TEXTS]) for some in values.tables(split)]
     return np.concatenate([np.empty(0, np.int64), *(column.to_numpy() for column in columns)])
 
 
 def scores(split: datasets.Dataset) -> Array:
     """Return the scores of all texts of all rows, float32 [texts]."""
-    columns = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
+    columns = [pc.list_flatten(some[SCORES]) for some in values.tables(split)]
     flat = np.concatenate([np.empty(0), *(column.to_numpy() for column in columns)])
     return flat.astype(np.float32)
 
@@ -90,7 +89,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
 
 def _text_chunks(split: datasets.Dataset) -> Iterator[pa.Array]:
     """Yield the texts in chunks of rows, each query before its texts."""
-    for some in values.tables(split, _AT_ONCE):
+    for some in values.tables(split):
         queries, texts = (some[name].combine_chunks() for name in (QUERY, TEXTS))
         widths = pc.list_value_length(texts).to_numpy() + 1
         order = np.empty(int(widths.sum()), np.int64)

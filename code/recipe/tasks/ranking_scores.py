@@ -21,7 +21,7 @@ RETRIEVAL = (f"ndcg_at_{CUT}", f"mrr_at_{CUT}", *(f"recall_at_{cut}" for cut in 
 """The scores of an evaluation of queries and a corpus."""
 RERANKING = RETRIEVAL[:2]
 """The scores of an evaluation of lists."""
-_AT_ONCE = 1 << 24
+_CHUNK_SCORES = 1 << 24
 _WORST = 12
 Array = npt.NDArray[Any]
 
@@ -114,7 +114,7 @@ def search(vectors: Array, corpus: Corpus) -> SearchResults:
     """Rank all documents for each query by the cosine of their vectors [texts, width]."""
     known = functional.normalize(torch.from_numpy(vectors).float(), dim=-1)
     documents = known[torch.from_numpy(corpus.documents)]
-    step = max(1, _AT_ONCE // len(documents))
+    step = max(1, _CHUNK_SCORES // len(documents))
 
     def queries() -> Iterator[tuple[Array, Array]]:
         for start in range(0, len(corpus.queries), step):

@@ -27,11 +27,10 @@ from recipe.tokenization.encoding import lengths_of as lengths_of
 Column = npt.NDArray[Any]
 Make = Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]]
 LENGTHS, STARTS = "lengths", "starts"
-_AT_ONCE = 10_000
-_BYTES_AT_ONCE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 """Bytes of rows that are tokenised together. With offsets, the tokenizer's output is more than a
 hundred times as large."""
-_HASHED_AT_ONCE = 1_000
+_HASHED_ROWS = 1_000
 _FORMAT = "number files 2"
 
 
@@ -75,10 +74,10 @@ def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column
 def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
     """Yield the rows of a data set in chunks of limited rows and bytes; at least one row each."""
     row_bytes = split.data.nbytes / max(1, split.data.num_rows)
-    at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, row_bytes))))
-    for gathered in values.tables(split, at_once):
+    count = int(min(values.CHUNK_ROWS, max(1, _CHUNK_BYTES // max(1, row_bytes))))
+    for gathered in values.tables(split, count):
         table = gathered.combine_chunks()
-        parts = min(table.num_rows, -(-table.nbytes // (2 * _BYTES_AT_ONCE)))
+        parts = min(table.num_rows, -(-table.nbytes // (2 * _CHUNK_BYTES)))
         rows = -(-table.num_rows // max(1, parts))
         yield from (table.slice(first, rows) for first in range(0, table.num_rows, rows))
 
@@ -97,7 +96,7 @@ def key(
     else:
         digest.update(json.dumps(tokenizer.get_vocab(), sort_keys=True).encode())
     # Equal rows give equal batches, however they are split into files.
-    for table in values.tables(split, _HASHED_AT_ONCE):
+    for table in values.tables(split, _HASHED_ROWS):
         # Written by Arrow, a batch no longer depends on its chunks and slices.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:

@@ -78,10 +78,10 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
     size = args.per_device_train_batch_size
-    at_once = size * plan.device.processes * args.gradient_accumulation_steps
-    per_epoch = math.ceil(round(rows * pieces) / at_once)
+    step_samples = size * plan.device.processes * args.gradient_accumulation_steps
+    per_epoch = math.ceil(round(rows * pieces) / step_samples)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
-    detail = f"{per_epoch} an epoch, {steps} in all, {at_once} samples a step"
+    detail = f"{per_epoch} an epoch, {steps} in all, {step_samples} samples a step"
     yield Finding(level=OK, what="steps", detail=detail)
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
     folder = Path(datasets.config.HF_DATASETS_CACHE)
@@ -94,7 +94,7 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
         )
         yield Finding(level=level, what="disk", detail=detail)
     # Enough rows for a few batches, so that packing fills them as with all the data.
-    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * at_once)
+    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * step_samples)
     every = range(len(task.data.train))
     drawn = random.Random(plan.hyperparameters.seed).sample(every, min(wanted, len(every)))
     chosen, table = sorted(drawn), Table()

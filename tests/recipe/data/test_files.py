@@ -127,7 +127,7 @@ def test_strings_of_json_lines_are_read_as_they_were_written(
     write(path, end.join(written), encoding, packed)
     lines = [1 + number * end.count("\n") for number in range(len(rows))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_rows, "_CHARACTERS_AT_ONCE", block)
+        patch.setattr(json_rows, "_CHUNK_CHARACTERS", block)
         check(path, rows, lines, encoding, "".join(written))
 
 
@@ -252,7 +252,7 @@ def test_many_rows_are_a_mapped_file_without_a_name(
     pq.write_table(table, tmp_path / "train.parquet")
     rows = [{"text": f"text {n}", "label": n % 2 if n < 4_900 else "odd"} for n in range(5_000)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(json_rows, "_ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(json_rows, "_CHUNK_ROWS", 100)
     read: list[Part] = []
     before = pa.total_allocated_bytes()
     for name in ("train.csv", "train.parquet", "train.jsonl"):
@@ -308,8 +308,8 @@ def test_rows_of_json_are_those_of_all_together(
     document.write_text(f" [{comma.join(texts)} ]\n")
     within.write_text(f'{{ "data":{document.read_text().strip()}}}\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_rows, "_ROWS_AT_ONCE", 3)
-        patch.setattr(json_rows, "_CHARACTERS_AT_ONCE", block)
+        patch.setattr(json_rows, "_CHUNK_ROWS", 3)
+        patch.setattr(json_rows, "_CHUNK_CHARACTERS", block)
         several = [
             json_rows.read_json_objects(lines, "utf-8-sig"),
             json_rows.read_json(document, "utf-8-sig"),
@@ -378,7 +378,7 @@ def test_what_is_wrong_in_a_list_is_named(text: str, says: str, tmp_path: Path) 
 
 
 def test_batches_come_with_the_numbers_of_their_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(parts, "_CHUNK_ROWS", 2)
     read = Part(path=Path("a"), format="parquet", table=pa.table({"a": range(5)}))
     assert [(first, rows.num_rows) for first, rows in read.batches(["a"])] == [
         (0, 2),
@@ -442,9 +442,9 @@ def test_labels_read_in_pieces_are_those_read_at_once(
                             {"label_separator": ";"}])  # fmt: skip
         at_once = outcome(folder, more)
         with monkeypatch.context() as patch:
-            patch.setattr(parts, "_ROWS_AT_ONCE", draw.choice([1, 2, 3, 5]))
+            patch.setattr(parts, "_CHUNK_ROWS", draw.choice([1, 2, 3, 5]))
             patch.setattr(classification, "_FEW_NUMBERS", 2)
-            patch.setattr(formats, "_ROWS_AT_ONCE", 4)
+            patch.setattr(formats, "_CHUNK_ROWS", 4)
             in_pieces = outcome(folder, more)
         assert in_pieces == at_once, (seed, columns, more)
         differing += not isinstance(at_once, str)

@@ -172,7 +172,9 @@ def test_test_data_without_what_is_learned_is_left_out(
 ) -> None:
     channels = unlabelled(name, none, "test", tmp_path)
     task = task_table.load(name)(channels, parse(["--task", name]))
-    assert any("is not used" in note and "has no value" in note for note in task.notes), task.notes
+    assert any("is not used" in note and "has no value" in note for note in task.data.notes), (
+        task.data.notes
+    )
     assert task.data.test is None and 0 < len(task.data.evaluation) < 24
     if "do_predict" in TASKS[name].takes:
         with refused(RecipeError, "/test/", "has no value", "leave the file out"):
@@ -269,7 +271,7 @@ def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates:
 def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
     task = load(tmp_path, CLASSED, "--eval_strategy", "no")
     assert task.train.num_rows == 12
-    assert "evaluation: none (eval_strategy=no); all rows train" in task.notes
+    assert "evaluation: none (eval_strategy=no); all rows train" in task.data.notes
     assert load(tmp_path, CLASSED).train.num_rows < 12
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from recipe import arguments, task_table
+from recipe.data import values
 from recipe.data.files import json_rows, part
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.pretrained import Source
@@ -89,7 +90,7 @@ def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
     task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
     assert {round(score * 3) for row in task.data.train["scores"] for score in row} == {0, 1, 2, 3}
-    assert any("divided by 3" in line for line in task.notes)
+    assert any("divided by 3" in line for line in task.data.notes)
     assert len(task.train) == 4 * len(task.data.train) == 72
     more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
     channels = {"train": write(tmp_path / "b", more)}
@@ -114,8 +115,8 @@ def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
         texts = expected.setdefault(row["query"], {})
         texts[row["text"]] = max(row["label"], texts.get(row["text"], 0))
     assert sum(map(len, expected.values())) < 350, "pairs come several times"
-    monkeypatch.setattr(part, "_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(reranking, "_AT_ONCE", 9)
+    monkeypatch.setattr(part, "_CHUNK_ROWS", 7)
+    monkeypatch.setattr(values, "CHUNK_ROWS", 9)
     if hashes == "all alike":
         monkeypatch.setattr(
             reranking.pd.util, "hash_array", lambda texts: np.zeros(len(texts), np.uint64)
@@ -136,10 +137,10 @@ def test_texts_are_never_all_objects_of_python(
 ) -> None:
     """Of twice as many rows a process holds no more texts, but for some numbers."""
 
-    monkeypatch.setattr(part, "_ROWS_AT_ONCE", 50)
-    monkeypatch.setattr(reranking, "_AT_ONCE", 50)
-    monkeypatch.setattr(json_rows, "_ROWS_AT_ONCE", 50)
-    monkeypatch.setattr(json_rows, "_CHARACTERS_AT_ONCE", 200_000)
+    monkeypatch.setattr(part, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(values, "CHUNK_ROWS", 50)
+    monkeypatch.setattr(json_rows, "_CHUNK_ROWS", 50)
+    monkeypatch.setattr(json_rows, "_CHUNK_CHARACTERS", 200_000)
 
     def most(count: int) -> int:
         rows = [

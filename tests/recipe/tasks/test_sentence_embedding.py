@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer import losses
 from transformers import AutoTokenizer
 
 from recipe import arguments
-from recipe.data import relevance
+from recipe.data import relevance, values
 from recipe.errors import HyperparameterError
 from recipe.models.pretrained import Source
 from recipe.reports import figures
@@ -182,7 +182,7 @@ def test_texts_are_numbered_as_they_first_come_each_once(
     words = [[f"t {n}" for n in draw.integers(0, 30, draw.integers(2, 5))] for _ in range(60)]
     table = relevance.table_of([(texts[0], texts[1:], [1.0] * len(texts[1:])) for texts in words])
     split = datasets.Dataset(table).select(range(59, -1, -1))
-    monkeypatch.setattr(numbered_texts, "_AT_ONCE", 7)
+    monkeypatch.setattr(values, "CHUNK_ROWS", 7)
     by_number = numbered_texts.numbered(split, prompts, 1)
     expected: dict[tuple[str, str], int] = {}
     for texts in reversed(words):

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from recipe.data import values
 from recipe.data.files import spool
 from recipe.errors import DataError, OutputError
 from recipe.tasks.masked_lm import tokens as masked_texts
@@ -63,8 +64,8 @@ IDS = rows_of(input_ids=lambda: DRAW.choices(range(5, 20), k=DRAW.choice([1, 4, 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    monkeypatch.setattr(store, "_AT_ONCE", 13)
-    monkeypatch.setattr(store, "_BYTES_AT_ONCE", 500)
+    monkeypatch.setattr(values, "CHUNK_ROWS", 13)
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 500)
     return tmp_path / "tokens"
 
 
@@ -151,8 +152,8 @@ def test_tokens_are_made_once_whatever_comes_together(
     assert written.st_size == 4 * len(first.token_ids), "they lie in a file"
     assert make(split, tokenizer).fingerprint() == first.fingerprint()
     assert (kept / "input_ids").stat().st_mtime_ns == written.st_mtime_ns
-    for name, value in (("_AT_ONCE", 10_000), ("_BYTES_AT_ONCE", 1 << 30)):
-        monkeypatch.setattr(store, name, value)
+    monkeypatch.setattr(values, "CHUNK_ROWS", 10_000)
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 1 << 30)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache / "other"))
     again = make(split, tokenizer)
     for field in dataclasses.fields(again):

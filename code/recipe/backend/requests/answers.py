@@ -27,7 +27,7 @@ from recipe.backend.requests.payloads import (
     UnsupportedContentType,
 )
 
-_WRITTEN_AT_ONCE = 1024
+_CHUNK_ENTRIES = 1024
 _NOT_FINITE = "the model's answer contains NaN or infinity: check its weights and its code"
 _BROKEN = {
     "error": {
@@ -103,9 +103,9 @@ def _pieces(value: Any) -> Iterator[str]:
             yield from _pieces(part)
             turns.pause()
         yield "]"
-    elif isinstance(value, list) and len(value) > _WRITTEN_AT_ONCE:
-        for start in range(0, len(value), _WRITTEN_AT_ONCE):
-            part = value[start : start + _WRITTEN_AT_ONCE]
+    elif isinstance(value, list) and len(value) > _CHUNK_ENTRIES:
+        for start in range(0, len(value), _CHUNK_ENTRIES):
+            part = value[start : start + _CHUNK_ENTRIES]
             yield ", " if start else "["
             yield json.dumps(part, ensure_ascii=False, allow_nan=False)[1:-1]
             turns.pause()

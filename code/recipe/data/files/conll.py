@@ -25,7 +25,7 @@ _SPACE = re.compile(r"[\t ]+")
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of CoNLL-U after number, word and lemma."""
 _COLUMNS_2003 = ("pos_tags", "chunk_tags", "ner_tags")
-_AT_ONCE = 1_000  # sentences
+_CHUNK_SENTENCES = 1_000  # sentences
 _MOST_TAGS = 1_000
 _Row = tuple[int, list[str]]
 
@@ -106,7 +106,7 @@ def read_conll(path: Path, encoding: str) -> Part:
     def tables() -> Iterator[pa.Table]:
         """Yield the rows in pieces: as Python objects, all of them take ten times the file."""
         again = _sentences(path, encoding)
-        while some := list(itertools.islice(again, _AT_ONCE)):
+        while some := list(itertools.islice(again, _CHUNK_SENTENCES)):
             starts.append(np.array([rows[0][0] for rows in some], np.int64))
             if is_universal:
                 some = [[row for row in rows if row[1][0].isdigit()] for rows in some]

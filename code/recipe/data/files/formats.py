@@ -146,7 +146,7 @@ def read_texts(path: Path, sample_by: str) -> Part:
                 by_text = itertools.groupby(groups, key=lambda line: whole or bool(line[1].strip()))
                 joined = (tuple(zip(*group, strict=True)) for _, group in by_text)
                 groups = ((lines[0], "\n".join(texts)) for lines, texts in joined)
-            while some := list(itertools.islice(groups, _TEXTS_AT_ONCE)):
+            while some := list(itertools.islice(groups, _CHUNK_TEXTS)):
                 kept = [(number, text) for number, text in some if text.strip()]
                 numbers.append(np.array([number for number, _ in kept], np.int64))
                 yield [text.strip("\n") for _, text in kept]
@@ -160,8 +160,8 @@ def read_texts(path: Path, sample_by: str) -> Part:
         return _read_text(path, read_decoded)
 
 
-_TEXTS_AT_ONCE = 10_000
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 100_000, 1 << 26
+_CHUNK_TEXTS = 10_000
+_CHUNK_ROWS, _CHUNK_BYTES = 100_000, 1 << 26
 _REWRITE = "Check that the upload is complete, or write the file again."
 
 
@@ -182,9 +182,9 @@ def _read_binary(path: Path, name: str) -> Part:
                     run.append(number)
                     size += stored.metadata.row_group(number).total_byte_size
                     # Reading many row groups together keeps more of them in memory.
-                    if size < _BYTES_AT_ONCE and number + 1 < stored.num_row_groups:
+                    if size < _CHUNK_BYTES and number + 1 < stored.num_row_groups:
                         continue
-                    for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=run):
+                    for batch in stored.iter_batches(_CHUNK_ROWS, row_groups=run):
                         rows.add(usual_types(path, pa.Table.from_batches([batch])))
                     run, size = [], 0
                 table = rows.table().replace_schema_metadata(stored.schema_arrow.metadata)

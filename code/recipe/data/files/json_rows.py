@@ -28,7 +28,7 @@ _OF_ROWS = (
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
 """Keys whose lists of records belong to one row."""
-_ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
+_CHUNK_ROWS, _CHUNK_CHARACTERS = 10_000, 1 << 22
 
 
 Block = tuple[list[Any], Sequence[int]]
@@ -120,7 +120,7 @@ def _objects(path: Path, encoding: str) -> Iterator[Block]:
                 raise _bad_json(path, number, error) from error
             lines.append(number)
             size += len(line)
-            if len(lines) == _ROWS_AT_ONCE or size > _CHARACTERS_AT_ONCE:
+            if len(lines) == _CHUNK_ROWS or size > _CHUNK_CHARACTERS:
                 yield values, lines
                 values, lines, size = [], [], 0
     if lines:

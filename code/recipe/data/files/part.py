@@ -22,7 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
+_CHUNK_ROWS, _CHUNK_BYTES = 10_000, 1 << 24
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
@@ -106,16 +106,16 @@ class Part:
         """Yield some columns of some rows at a time, with the number of the first row."""
         chosen, first = self.table.select(list(names)), 0
         row_bytes = chosen.nbytes / max(1, chosen.num_rows)
-        at_once = min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, row_bytes))
-        for batch in chosen.to_batches(max(1, int(at_once))):
+        batch_rows = min(_CHUNK_ROWS, _CHUNK_BYTES // max(1, row_bytes))
+        for batch in chosen.to_batches(max(1, int(batch_rows))):
             yield first, batch
             first += batch.num_rows
 
     def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> Part:
         """Return some of the rows, ascending; many of them in a mapped file."""
         numbers, gathering = np.asarray(rows, np.int64), Gathering(self.table)
-        starts = range(0, len(numbers), _ROWS_AT_ONCE)
-        chosen = (gathering.select(numbers[start : start + _ROWS_AT_ONCE]) for start in starts)
+        starts = range(0, len(numbers), _CHUNK_ROWS)
+        chosen = (gathering.select(numbers[start : start + _CHUNK_ROWS]) for start in starts)
         table = spooled(self.table.schema, chosen)
         if self.lines is None:
             return dataclasses.replace(self, table=table, lines=numbers, unit="row ")

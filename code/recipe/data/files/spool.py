@@ -21,7 +21,7 @@ _IN_MEMORY, _FEWER = 1 << 26, 1 << 20
 large."""
 _MANY = 1 << 28
 _SPARE = 1 << 30
-_ROWS_AT_ONCE = 2_000
+_CHUNK_ROWS = 2_000
 
 
 @contextlib.contextmanager
@@ -145,5 +145,5 @@ def spooled_rows(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Tab
         OutputError: the disk is full.
     """
     remaining = iter(rows)
-    chunks = iter(lambda: list(itertools.islice(remaining, _ROWS_AT_ONCE)), [])
+    chunks = iter(lambda: list(itertools.islice(remaining, _CHUNK_ROWS)), [])
     return spooled(schema, (pa.Table.from_pylist(chunk, schema=schema) for chunk in chunks))

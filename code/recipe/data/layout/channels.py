@@ -69,26 +69,26 @@ def find(
     inside: dict[str, Mapping[str, list[Path]]] = {}
     for name, path in data.items():
         alone = others == [name] and "train" not in named.values()
-        split_of_channel = named[name] or ("train" if alone else None)
+        channel_split = named[name] or ("train" if alone else None)
         # See `training_channels`.
         twin = next((other for other in data if other != name and data[other] == path), None)
-        if split_of_channel == "train" and twin is not None and named[twin] is not None:
+        if channel_split == "train" and twin is not None and named[twin] is not None:
             judged = _channel_splits(twin, path, named[twin], [], images)
             inside[name] = {"train": judged.get(named[twin] or "", [])}
             continue
         if name in sharded and not (path.exists() and sources.scan(path).data):
-            inside[name] = {split_of_channel: []} if split_of_channel else {}
+            inside[name] = {channel_split: []} if channel_split else {}
         else:
-            inside[name] = _channel_splits(name, path, split_of_channel, notes, images)
+            inside[name] = _channel_splits(name, path, channel_split, notes, images)
     files: dict[str, list[Path]] = {}
-    for name, of_channel in inside.items():
-        for split, paths in of_channel.items():
+    for name, channel_files in inside.items():
+        for split, paths in channel_files.items():
             if named[name] in (split, None) or split not in named.values():
                 files.setdefault(split, []).extend(paths)
             else:
                 unused = ", ".join(map(str, paths))
                 notes.append(f"{unused} is not used: there is a channel for {split} data.")
-    kinds = {split: {name in sharded for name, of_channel in inside.items() if split in of_channel}
+    kinds = {split: {name in sharded for name, splits in inside.items() if split in splits}
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
         raise DataError(
@@ -118,7 +118,7 @@ def find(
 
 
 def _channel_splits(
-    name: str, path: Path, of_channel: str | None, notes: list[str], images: bool
+    name: str, path: Path, channel_split: str | None, notes: list[str], images: bool
 ) -> Mapping[str, list[Path]]:
     """Return the files of each split in one channel."""
     if not path.exists():
@@ -131,15 +131,15 @@ def _channel_splits(
     notes += sources_here.describe(name)
     root = path if path.is_dir() else path.parent
     if sources_here.images and not sources_here.data:
-        return _image_folders(root, sources_here.images, of_channel, notes)
-    files = splits.assign_by_names(root, sources_here.data, of_channel, notes)
+        return _image_folders(root, sources_here.images, channel_split, notes)
+    files = splits.assign_by_names(root, sources_here.data, channel_split, notes)
     for card in sources_here.cards:
         _check_card(card, files)
     return files
 
 
 def _image_folders(
-    root: Path, images: Sequence[Path], of_channel: str | None, notes: list[str]
+    root: Path, images: Sequence[Path], channel_split: str | None, notes: list[str]
 ) -> Mapping[str, list[Path]]:
     """Return the folders of images of each split. A folder is a class; those above may name splits.
 
@@ -161,7 +161,7 @@ def _image_folders(
     by_parent: dict[Path, list[Path]] = {}
     for folder in folders:
         by_parent.setdefault(folder.parent / "*", []).append(folder)
-    assigned = splits.assign_by_names(root, list(by_parent), of_channel, notes)
+    assigned = splits.assign_by_names(root, list(by_parent), channel_split, notes)
     return {
         split: [folder for parent in parents for folder in by_parent[parent]]
         for split, parents in assigned.items()
@@ -185,8 +185,8 @@ def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
     except Exception:  # The libraries raise any type of exception on front matter of other kinds.
         return
     trained: set[str] = set()
-    for name, of_split in patterns.items():
-        for card_split, globs in of_split.items():
+    for name, split_globs in patterns.items():
+        for card_split, globs in split_globs.items():
             listed_here = {path for pattern in globs if "://" not in pattern
                            for path in card.parent.glob(pattern)}  # fmt: skip
             for split, paths in files.items():

@@ -65,7 +65,6 @@ class CausalLm(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
-        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         return pretrained.load_causal(source, self.model_settings)

@@ -47,10 +47,10 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     train = [label for part in parts["train"] for label in shape.spell(part, LABEL)]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
-    for split, of_split in parts.items():
+    for split, split_parts in parts.items():
         built[split] = held_out.data_set([
             part.with_column(LABEL, classification.encoded(split, part, LABEL, shape, known)).table
-            for part in of_split
+            for part in split_parts
         ])  # fmt: skip
         notes.append(describe_files(reading.files_of(split), f"{len(built[split])} images"))
     uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))

@@ -62,7 +62,6 @@ class ImageClassification(Classification):
         self.check_best(SCORES)
         self.objective = _ImageLabels()
         self.data = pictures.load(channels, self.data_settings)
-        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Any:
         self.match_labels(source)

@@ -19,7 +19,7 @@ from recipe.batching.packing import Rows
 
 _REPLACED, _RANDOM = 0.8, 0.1
 _STREAMS = 3
-_AT_ONCE = 1 << 22  # tokens
+_CHUNK_TOKENS = 1 << 22  # tokens
 _DEVIATIONS = 4
 
 
@@ -65,8 +65,8 @@ class MaskedTexts(TargetSamples):
     def _draws_below(self, probability: float) -> tuple[Rows, float]:
         """Return how many tokens of each sample draw a lower number, and the lowest draw."""
         labels, least = np.zeros(len(self), dtype=np.int64), 1.0
-        for start in range(0, len(self.token_ids), _AT_ONCE):
-            source = start + self._maskable(self.token_ids[start : start + _AT_ONCE])
+        for start in range(0, len(self.token_ids), _CHUNK_TOKENS):
+            source = start + self._maskable(self.token_ids[start : start + _CHUNK_TOKENS])
             draws = _uniform(self.key, source, 0)
             least = min(least, float(draws.min(initial=1)))
             owners = np.searchsorted(self.starts, source[draws < probability], side="right") - 1

@@ -74,7 +74,6 @@ class MaskedLm(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.data_settings, TASKS["masked-lm"])
-        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         return load_model(source, self.model_settings)

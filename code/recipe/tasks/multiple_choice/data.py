@@ -68,7 +68,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
         return table
 
     tables = reading.converted(answered)
-    built = {split: held_out.data_set(of_split) for split, of_split in tables.items()}
+    built = {split: held_out.data_set(split_tables) for split, split_tables in tables.items()}
     splits, rule = held_out.assign(built, settings)
     return DataSets(**splits, notes=[*notes, rule])
 

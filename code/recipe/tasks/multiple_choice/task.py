@@ -69,7 +69,6 @@ class MultipleChoice(Reranking):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("accuracy",))
         self.data = questions.load(channels, self.data_settings)
-        self.train, self.notes = self.data.train, self.data.notes
         self.objective = Choices()
 
     def load(self, source: Source) -> Model:

@@ -83,7 +83,6 @@ class QuestionAnswering(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(metrics.ANSWERS)
         self.data = questions.load(channels, self.data_settings)
-        self.train, self.notes = self.data.train, self.data.notes
         self.objective = Spans(self.data)
 
     def load(self, source: Source) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,6 @@ from recipe.tasks.base import (
 from recipe.tasks.ranking_scores import Array, JudgedLists, SearchResults
 from recipe.tasks.reranking.spec import Options
 from recipe.tokenization import texts as text_tokens
-
-_AT_ONCE = 10_000
 
 
 class RankingObjective(EncoderObjective):
@@ -111,13 +110,16 @@ class Reranking(Task):
         """Return whether a sample is the list of a query, not a single pair."""
         return bool(self.options.listwise)
 
+    @functools.cached_property
+    def train(self) -> Dataset:
+        return self.data.train if self.is_listwise else _pairs(self.data.train)
+
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(ranking_scores.RERANKING)
         self._most: float | None = None
         spec = TASKS["reranking"]
         self.data = data = relevance.load(channels, self.data_settings, spec, self._arrange)
         self._columns, is_listwise = data.columns, self.is_listwise
-        self.train = self.data.train if is_listwise else _pairs(self.data.train)
         counts = numbered_texts.counts(self.data.train)
         if is_listwise and self.data_settings.trains and counts.max(initial=1) == 1:
             raise DataError(
@@ -129,11 +131,10 @@ class Reranking(Task):
         loss = (
             "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
         )
-        self.notes = [
-            *self.data.notes,
+        data.notes.append(
             f"training rows: {len(counts)} queries, {counts.mean():.3g} texts each, "
-            f"{right / counts.sum():.1%} of a label above 0; learned: {loss}",
-        ]
+            f"{right / counts.sum():.1%} of a label above 0; learned: {loss}"
+        )
         self.objective = RankingObjective(is_listwise)
 
     def _arrange(self, kind: str, rows: pa.Table, notes: list[str]) -> pa.Table:
@@ -249,7 +250,7 @@ def _pairs(split: Dataset) -> Dataset:
     """Return a row for each query and text; its label is how relevant the text is."""
 
     def columns() -> Iterator[tuple[pa.Array, pa.Array, pa.Array]]:
-        for some in values.tables(split, _AT_ONCE):
+        for some in values.tables(split):
             texts = some[TEXTS].combine_chunks()
             queries = some[QUERY].combine_chunks().take(pc.list_parent_indices(texts))
             labels = pc.list_flatten(some[SCORES]).cast(pa.float32())
@@ -261,7 +262,7 @@ def _pairs(split: Dataset) -> Dataset:
 def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     """Yield the rows of some queries at a time, grouped by query in the order of the queries' first
     rows, each text once."""
-    batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(_AT_ONCE)]
+    batches = [batch[QUERY] for batch in rows.select([QUERY]).to_batches(values.CHUNK_ROWS)]
     hashes = [pd.util.hash_array(queries.to_numpy(zero_copy_only=False)) for queries in batches]
     numbers, _ = pd.factorize(np.concatenate(hashes))  # in the order of first appearance
     order = np.argsort(numbers, kind="stable")
@@ -270,7 +271,7 @@ def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     while start < len(order):
         # Chunks hold whole queries. Different queries with the same hash are in one chunk and are
         # separated here.
-        end = int(ends[min(int(np.searchsorted(ends, start + _AT_ONCE)), len(ends) - 1)])
+        end = int(ends[min(int(np.searchsorted(ends, start + values.CHUNK_ROWS)), len(ends) - 1)])
         some = gathering.select(order[start:end]).to_pydict()
         start = end
         lists: dict[str, dict[str, float]] = {}

@@ -137,7 +137,6 @@ class SentenceEmbedding(Task):
                 "Leave it out: adapters are merged.",
             )
         self.data = relevance.load(channels, settings, TASKS["sentence-embedding"])
-        self.train, self.notes = self.data.train, [*self.data.notes]
         size = settings.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
             raise HyperparameterError(
@@ -152,7 +151,7 @@ class SentenceEmbedding(Task):
                 "multiple negatives ranking; a row's negatives are all texts of the batch, of all "
                 "processes, but those of rows with a text in common (as NO_DUPLICATES)"
             )
-        self.notes.append(f"loss: {loss}")
+        self.data.notes.append(f"loss: {loss}")
         self.objective = EmbeddingObjective(self.data.kind, self.options.scale)
         self._prompts = ("", "")
         self._sentences: Any = None

@@ -61,7 +61,6 @@ class TextClassification(Classification):
     def read(self, channels: Mapping[str, Path]) -> None:
         settings = self.data_settings
         self.data = classification.load(channels, settings)
-        self.train, self.notes = self.data.train, self.data.notes
         if PAIR in self.train.column_names:
             self.sample_kind = pretrained.PAIR_OF_TEXTS
         self._tuned: Mapping[str, float] = {}

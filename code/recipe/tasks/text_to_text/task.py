@@ -120,7 +120,6 @@ class TextToText(Task):
             )
         self.objective = _TextPairs(settings, self.options)
         self.data = text_pairs.load(channels, settings)
-        self.train, self.notes = self.data.train, self.data.notes
 
     def load(self, source: Source) -> Model:
         """Return the model with its languages and prefix set."""

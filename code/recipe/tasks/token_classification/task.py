@@ -75,7 +75,6 @@ class TokenClassification(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.data = word_tags.load(channels, self.data_settings)
-        self.train, self.notes = self.data.train, self.data.notes
         are_entities = self.data.are_entities
         self.check_best(report.ENTITY_SCORES if are_entities else report.TAG_SCORES)
         self._names = self.data.names

@@ -33,7 +33,7 @@ _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "genera
 _TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "*.tiktoken", "tekken.json", "*.gguf")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters in device memory; others are in host memory.
-_ADAPTERS_AT_ONCE = 8
+_ADAPTER_SLOTS = 8
 # vLLM's kernels for CPUs give a base's requests the weights of the last slot, if they share a batch
 # with an adapter's: so that slot stays empty. An unloaded adapter keeps its slot, so there are
 # spare ones.
@@ -88,7 +88,7 @@ def command(
     if folders or settings.adapters:
         usual["enable-lora"] = []
         most = max(settings.adapters, 1)
-        slots = min(most, _ADAPTERS_AT_ONCE)
+        slots = min(most, _ADAPTER_SLOTS)
         if settings.device_kind == CPU:
             most = slots = loads_of_engine(settings) + _EMPTY_SLOTS
         usual |= {"max-loras": [str(slots)], "max-cpu-loras": [str(most)]}
