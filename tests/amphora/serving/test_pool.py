@@ -261,9 +261,13 @@ def test_workers_end_when_the_front_is_killed(start: Start) -> None:
     until(lambda: not any(map(runs, workers)))
 
 
-def test_workers_of_code_that_imports_arrow_share_the_model(start: Start) -> None:
-    code = ECHO + "\n    import pyarrow\n"
-    server = start(code, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
-    assert server.invoke("a").json() == {"echo": "a", "answer": 42}
-    assert "each worker loads the model itself" not in server.log
-    assert len(children(server.process.pid)) == 1
+# Forks would share the position of a file, as they would share a connection and its answers.
+@pytest.mark.parametrize(
+    ("line", "processes"), [("import pyarrow", 1), ("FILE = open(__file__)", 2)]
+)
+def test_workers_share_a_model_that_keeps_no_thread_and_no_file(
+    start: Start, line: str, processes: int
+) -> None:
+    server = start(f"{ECHO}\n    {line}\n", SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
+    server.wait_for_workers(2)
+    assert len(children(server.process.pid)) == processes

@@ -1,7 +1,8 @@
 """Starts model workers: a process loads the model, and is forked if that is safe.
 
 On a CPU one process loads the model and each worker is its fork, which shares the model's pages and
-starts in milliseconds. On accelerators, or if the code runs threads, each worker loads the model.
+starts in milliseconds. On accelerators, or if the code runs threads or keeps files open, each
+worker loads the model.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Spawner:
             if self._share and self._parent is None:
                 process, loaded = await self._start(index)
                 if not loaded.forkable:
-                    LOG.info("The loaded code runs threads: each worker loads the model itself.")
+                    LOG.info("The code keeps threads or files open: each worker loads the model.")
                     self._share = False
                     return process.control, process.process.pid, loaded
                 self._parent = process, loaded

@@ -45,6 +45,9 @@ _SIGNATURES = {
 _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # What other servers call, in whatever file of a model's folder.
 _CALLED = {*_SIGNATURES, ENDPOINT_HANDLER, "handle", "PreTrainedPipeline", "TritonPythonModel"}
+_SERVER_IMPORT = re.compile(
+    rf"(?m)^(?:from|import) +({'|'.join(modules.OTHER_SERVERS)}|flask|fastapi)\b".encode()
+)
 # Names of files, in lower case, with which other images answer requests.
 _SERVERS = {"serve", "server", "app", "predict", "predictor", "inference", "handler",
             "mar-inf", "cog", "bentofile", "bento"}  # fmt: skip
@@ -254,10 +257,13 @@ def _check_code(
                 names = names | {"predict", "load_model"}
             unused = [name for name in handler_files.unused_names(path) if name in names]
             stem = path.name.lower().partition(".")[0]  # also of inference.py.txt
-            if unused or (path in paths and stem in _SERVERS):
-                what = f", which defines {', '.join(unused)}," if unused else ""
+            content = path.read_bytes() if path.suffix == ".py" and path.is_file() else b""
+            server = _SERVER_IMPORT.search(content)
+            if unused or server or (path in paths and stem in _SERVERS):
+                what = f", which imports {server[1].decode()}," if server else ""
+                what = f", which defines {', '.join(unused)}," if unused else what
                 choice = ""
-                if path.is_relative_to(code_dir):
+                if path.is_relative_to(code_dir) and path.suffix == ".py" and not server:
                     choice = f" set SAGEMAKER_PROGRAM to {str(path.relative_to(code_dir))!r},"
                 raise CodeError(
                     f"{path}{what} is not run.",

@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | None, bool]:
     """Load the model, report the outcome to the front, and return whether to wait for forks."""
-    started = time.monotonic()
+    started, opened = time.monotonic(), _count("fd")
     # Imports leave no garbage, and the collector would take a quarter of their time.
     gc.disable()
     try:
@@ -81,15 +81,14 @@ def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | Non
             reason = f"{type(error).__name__}: {error}"
         messages.send(control, Failed(reason=logs.mask(reason)))
         return None, False
-    is_forkable = order.share
-    if is_forkable:
+    if is_forkable := order.share:
         # tqdm starts a thread with its first progress bar, and all bars have ended.
         for thread in threading.enumerate():
             if type(thread).__name__ == "TMonitor":
                 cast(Any, thread).exit()
-        # A fork loses other threads, and keeps their locks.
-        tasks = Path("/proc/self/task")
-        is_forkable = tasks.is_dir() and len(list(tasks.iterdir())) == 1
+        # A fork loses other threads, and keeps their locks. Of an open file it shares the position,
+        # and of a connection the answers: one fork would read what another has asked for.
+        is_forkable = _count("task") == 1 and _count("fd") <= opened
     loaded = Loaded(
         batches="predict_batch_fn" in model_runner.handlers, forkable=is_forkable,
         turns="turns_fn" in model_runner.handlers, description=model_runner.description,
@@ -101,6 +100,12 @@ def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | Non
         ctypes.CDLL(None).malloc_trim(0)
     messages.send(control, loaded)
     return model_runner, is_forkable
+
+
+def _count(kind: str) -> int:
+    """Return how many threads ("task") or descriptors ("fd") this process has; 0 without Linux."""
+    folder = Path("/proc/self", kind)
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _fork(control: socket.socket, descriptor: int, model_runner: runner.ModelRunner) -> None:

@@ -24,8 +24,9 @@ from amphora.common.errors import CodeError, did_you_mean
 from amphora.serving import handler_files
 
 LOG = logging.getLogger("amphora.worker")
-# Packages with which only TorchServe, AWS's older servers, DJL and Triton run code.
-_OTHER_SERVERS = {"ts", "mms", "sagemaker_containers", "djl_python", "triton_python_backend_utils"}
+OTHER_SERVERS = {"ts", "mms", "sagemaker_containers", "sagemaker_pytorch_serving_container",
+                 "djl_python", "triton_python_backend_utils", "kserve", "litserve"}  # fmt: skip
+"""Packages with which only TorchServe, AWS's older servers, DJL, Triton and others run code."""
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
@@ -139,7 +140,7 @@ def _import_error(path: Path, error: Exception) -> CodeError:
     if isinstance(error, ModuleNotFoundError) and not advice:
         what = f"it needs the module {error.name!r}, which is not installed"
         remedy = "Add its package to the model's code/requirements.txt, or its file to code/."
-        if (error.name or "").partition(".")[0] in _OTHER_SERVERS:
+        if (error.name or "").partition(".")[0] in OTHER_SERVERS:
             remedy = "That is of another server or image: leave it out, and define model_fn."
         return CodeError(f"{path} cannot be imported: {what} ({location}).", remedy)
     return CodeError(

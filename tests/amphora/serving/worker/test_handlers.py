@@ -189,21 +189,18 @@ def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: lis
         ("code/inference.ipynb", "{}", "inference.ipynb is not run"),
         ("code/mine.py", "def model_fn(d):\nreturn 1", "defines model_fn, is not run"),
         ("code/serve.py", "", "serve.py is not run"),
-        ("code/predict.py", "", "predict.py is not run"),
         ("code/model.py", "def handle(inputs): pass", "defines handle, is not run"),
-        ("code/mnist.py", "def model_fn(d): pass", "defines model_fn, is not run"),
-        ("code/endpoint.py", "class EndpointHandler: pass", "defines EndpointHandler, is not run"),
         ("inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
         ("Code/inference.py", "def predict(d): pass", "defines predict, is not run"),
-        ("src/serve.py", "def model_fn(d): pass", "defines model_fn, is not run"),
         ("model/code/handler.py", "class EndpointHandler: pass", "EndpointHandler, is not run"),
         ("code/src/inference.py", "def predict_fn(d, m): pass", "defines predict_fn, is not run"),
-        ("model.py", "def handle(inputs): pass", "defines handle, is not run"),
         ("pipeline.py", "class PreTrainedPipeline: pass", "PreTrainedPipeline, is not run"),
         ("cog.yaml", "predict: predict.py:Predictor", "cog.yaml is not run"),
         ("MAR-INF/MANIFEST.json", "{}", "MAR-INF is not run"),
         ("bentofile.yaml", "service: service:svc", "bentofile.yaml is not run"),
         ("1/model.py", "class TritonPythonModel: pass", "TritonPythonModel, is not run"),
+        ("my_handler.py", "from ts.context import Context", "imports ts, is not run"),
+        ("code/main.py", "import os\nfrom fastapi import FastAPI", "imports fastapi, is not run"),
         ("code/train.py", "def main(): pass\nif __name__ == '__main__': main()", ""),
         ("inference.py", "def demo(): pass", ""),
         ("serve.py", "def predict(): pass", ""),
@@ -219,9 +216,10 @@ def test_a_file_of_handlers_that_is_not_run_is_refused(
     if not words:
         assert is_images(resolve(model / "code", None, folders[1], model))
         return
-    # SAGEMAKER_PROGRAM names files of code/ only.
-    below = name.removeprefix("code/")
-    remedy = f"set SAGEMAKER_PROGRAM to '{below}', or remove" if below != name else "or remove"
+    # SAGEMAKER_PROGRAM names Python files of code/ only, and no program of another server.
+    below, remedy = name.removeprefix("code/"), "or remove"
+    if below != name and name.endswith(".py") and "imports" not in words:
+        remedy = f"set SAGEMAKER_PROGRAM to '{below}', or remove"
     with pytest.raises(
         CodeError, match=f"{words}.*Move its code to .*/code/inference.py, {remedy}"
     ):
