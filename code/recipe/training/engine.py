@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
@@ -265,6 +266,8 @@ class Engine(Resumable):
         """Return the model's outputs, the loss of each slot, and whether it holds a sample."""
         extra = ("labels", "rows", "total")
         outputs = model(**{name: value for name, value in inputs.items() if name not in extra})
+        if unused := len(inputs["labels"]) - len(outputs.logits):  # a layout that fills no slots
+            outputs.logits = functional.pad(outputs.logits, (0, 0, 0, unused))
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         losses = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
         return outputs, losses, inputs["rows"] >= 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file
 
 from recipe.data.classification import Splits
 from recipe.data.files.image_files import picture
@@ -23,6 +24,7 @@ from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import task as image_classification
 from recipe.tasks.image_classification.batches import FixedPictures
 from recipe.tasks.image_classification.batches import PictureSamples as Samples
+from tests.support import jobs
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -199,7 +201,8 @@ def samples_of(
     objective.processor = processor
     kinds = image_classification.AUGMENTATIONS[augmentation]
     samples = pixels.read(name, split, processor, kinds)
-    model: Any = type("M", (), {"config": transformers.ConvNextConfig()})()
+    model: Any = torch.nn.Module()
+    model.config = transformers.ConvNextConfig()
     layout: Any = objective.layout(model, False, 4, 0, [])
     return samples, layout, drawn
 
@@ -214,6 +217,23 @@ def test_a_batch_is_what_the_models_processor_makes(kind: str) -> None:
     assert batch["pixel_values"].shape == (4, 3, 32, 32)
     wanted = torch.stack([reference(processor_of(kind), drawn[index]) for index in (3, 0, 4)])
     torch.testing.assert_close(batch["pixel_values"][:3], wanted, rtol=0, atol=2e-6)
+
+
+def test_batch_normalization_counts_the_images_of_a_step_alone(tmp_path: Path) -> None:
+    model = transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], num_labels=2)
+    )
+    model.save_pretrained(tmp_path / "start")
+    processor_of("vit").save_pretrained(tmp_path / "start")
+    for number in range(3):
+        write(tmp_path / "train" / ("cat", "dog")[number % 2] / f"{number}.png", 80 * number)
+    argv = ("--batch_size", "8", "--epochs", "1", "--eval_strategy", "no", "--augmentation", "none")
+    jobs.run(tmp_path / "job", tmp_path / "start", {"train": tmp_path / "train"}, *argv)
+    files = (picture(path.read_bytes()) for path in sorted(tmp_path.glob("train/*/*")))
+    model(**processor_of("vit")([*files], return_tensors="pt"))
+    trained = load_file(tmp_path / "job" / "model" / "model.safetensors")
+    for name, value in model.named_buffers():
+        torch.testing.assert_close(trained[name], value, msg=name)
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_row_alone() -> None:

@@ -90,14 +90,18 @@ class FixedPictures:
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fills: bool
+    """Whether unused slots are filled; batch normalization would count their pixels."""
     balanced: ClassVar[bool] = False
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return pixel_values [size, 3, height, width] in float32."""
+        """Return pixel_values [size, 3, height, width] in float32; [rows, ...], but one at least,
+        if unused slots are not filled."""
         assert isinstance(samples, PictureSamples)
-        pixels = np.zeros((self.size, 3, self.height, self.width), dtype=np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            pixels[index] = samples.picture(row)
+        images = [samples.picture(row) for row in rows.tolist() or [0]]
+        count = self.size if self.fills else len(images)
+        pixels = np.zeros((count, 3, self.height, self.width), dtype=np.uint8)
+        pixels[: len(images)] = images
         values = torch.from_numpy(pixels).float().mul_(self.scale)
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return {"pixel_values": values.sub_(mean).div_(std)}

@@ -17,6 +17,7 @@ from recipe.models import pretrained
 from recipe.models.pretrained import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
+from recipe.runtime import distribution
 from recipe.settings import ModelSettings
 from recipe.tasks.base import Batches, Tokenizer
 from recipe.tasks.classifiers import Classification, LabelLosses
@@ -48,7 +49,8 @@ class _ImageLabels(LabelLosses):
         mean, std = (0.0,) * 3, (1.0,) * 3
         if processor.do_normalize:
             mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-        return FixedPictures(size, height, width, scale, mean, std)
+        fills = not distribution.has_changing_buffers(model)
+        return FixedPictures(size, height, width, scale, mean, std, fills)
 
 
 class ImageClassification(Classification):
