@@ -107,3 +107,11 @@ def write_biases(location: str, model: PreTrainedModel, new: Iterable[str]) -> N
                 "Give a model that was saved with this weight.",
             )
         torch.nn.init.zeros_(weights[name])
+
+
+def freeze_unsaved(model: PreTrainedModel) -> None:
+    """Freeze the weights that saving leaves out, and loading computes. Otherwise transformers 5
+    trains Marian's sinusoidal positions, and the saved model is not the trained one."""
+    for name, weight in model.named_parameters():
+        if name in (model._keys_to_ignore_on_save or ()):
+            weight.requires_grad_(False)

@@ -287,6 +287,7 @@ def read(
     new = new_weights.unread(report)
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)
+    new_weights.freeze_unsaved(model)
     if attend_fully(model):
         say("attention: original_full instead of block_sparse, which a short text would turn off")
     if reader is AutoTokenizer:

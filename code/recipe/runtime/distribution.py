@@ -134,8 +134,6 @@ def has_changing_buffers(model: torch.nn.Module) -> bool:
 
     The constants of transformers' models (positions, frequencies) are integers, or not saved.
     """
-    if any(getattr(module, "track_running_stats", False) for module in model.modules()):
-        return True
     saved = model.state_dict()
     return any(
         name in saved and buffer.is_floating_point() for name, buffer in model.named_buffers()

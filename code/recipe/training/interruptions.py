@@ -98,9 +98,10 @@ class Interruptions(TrainerCallback):
             self.cut_short = True
             control.should_save, control.should_training_stop = True, True
             control.should_evaluate = False
-        elif control.should_save and evaluates_at_epoch_end(args, state):
-            # Save after the evaluation that follows, whose result belongs to the state.
-            control.should_save, self._deferred = False, True
+        elif control.should_save and args.eval_strategy == IntervalStrategy.EPOCH:
+            # Save after the evaluation at the epoch's end, whose result belongs to the state.
+            self._deferred = state.epoch is not None and state.epoch == int(state.epoch)
+            control.should_save = not self._deferred
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,12 +120,6 @@ class Interruptions(TrainerCallback):
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Restart the interval."""
         self._saved = time.monotonic()
-
-
-def evaluates_at_epoch_end(args: TrainingArguments, state: TrainerState) -> bool:
-    """Return whether this step ends an epoch and an evaluation follows."""
-    ends = state.epoch is not None and state.epoch == int(state.epoch)
-    return ends and args.eval_strategy == IntervalStrategy.EPOCH
 
 
 def evaluation_is_due(args: TrainingArguments, state: TrainerState) -> bool:

@@ -96,9 +96,8 @@ def test_processes_and_accumulated_batches_share_the_steps_of_one_process(
     one, many = whole.epoch(1, balanced), shared.epoch(1, balanced)
     assert len(many) == len(one) * accumulation
     for number, ((rows, total),) in enumerate(one):
-        parts = [
-            part for index in range(accumulation) for part in many[number * accumulation + index]
-        ]
+        first = number * accumulation
+        parts = [part for index in range(accumulation) for part in many[first + index]]
         assert len(parts) == processes * accumulation
         assert all(len(part) <= size and weight == total for part, weight in parts)
         assert sorted(row for part, _ in parts for row in part) == sorted(rows)
@@ -227,24 +226,19 @@ def test_padding_is_that_of_the_best_lengths() -> None:
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:
     job = dict(engine(tmp_path).job)
     checkpoints.check_same(Checkpoint(tmp_path, job, False), job)
-    version = job.pop("version of the plan of batches")
-    assert version == packing.VERSION
-    for others in (job, {**job, "version of the plan of batches": version + 1}):
-        with pytest.raises(CheckpointError, match=r"version of the plan of batches was .* and is"):
-            checkpoints.check_same(
-                Checkpoint(tmp_path, others, False),
-                {**job, "version of the plan of batches": version},
-            )
+    name = "version of the plan of batches"
+    assert job[name] == packing.VERSION
+    for version in (None, packing.VERSION + 1):
+        with pytest.raises(CheckpointError, match=rf"{name} was .* and is"):
+            checkpoints.check_same(Checkpoint(tmp_path, {**job, name: version}, False), job)
 
 
 @pytest.mark.parametrize("count", [1, 3, 64, 1_001])
 def test_any_part_of_a_random_order_is_that_of_the_whole(count: int) -> None:
     whole = packing.permuted(0, count, count, (3, 1))
     assert np.sort(whole).tolist() == list(range(count))
-    parts = [
-        packing.permuted(index, min(count, index + 7), count, (3, 1))
-        for index in range(0, count, 7)
-    ]
+    cuts = [*range(0, count, 7), count]
+    parts = [packing.permuted(*cut, count, (3, 1)) for cut in itertools.pairwise(cuts)]
     assert np.array_equal(np.concatenate(parts), whole)
     if count > 60:
         assert not np.array_equal(packing.permuted(0, count, count, (3, 2)), whole)
@@ -294,14 +288,11 @@ def test_the_shape_of_a_large_epoch_takes_its_longest_sample(
 ) -> None:
     lengths = np.random.default_rng(0).integers(3, 40, 3_000)
     lengths[2_900] = 120
-    ids = np.zeros(lengths.sum(), dtype=np.int32)
-    starts = np.append(0, np.cumsum(lengths))
-    samples = batches.Samples(ids, starts, np.zeros(3_000, dtype=np.int64))
-    worlds = [batches.World(processes=processes) for processes in (1, 2)]
+    samples = samples_of(lengths)
     monkeypatch.setattr(packing, "PORTION", 400)
     trainings = [
-        batches.Training(samples=samples, size=16 // world.processes, world=world)
-        for world in worlds
+        batches.Training(samples=samples, size=16 // count, world=World(processes=count))
+        for count in (1, 2)
     ]
     for training in trainings:
         drawn = training.typical(True)

@@ -48,13 +48,8 @@ def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
         trainer = engine(tmp_path, gradient_checkpointing=is_requested)
         torch.manual_seed(5)
         trainer.train()
-        layers = [
-            module
-            for module in trainer.model.modules()
-            if hasattr(module, "gradient_checkpointing")
-        ]
-        assert layers
-        assert all(layer.gradient_checkpointing is is_requested for layer in layers)
+        name, modules = "gradient_checkpointing", trainer.model.modules()
+        assert {getattr(m, name) for m in modules if hasattr(m, name)} == {is_requested}
         trained.append(list(trainer.model.parameters()))
     for one, other in zip(*trained, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

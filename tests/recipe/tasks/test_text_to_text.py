@@ -20,7 +20,7 @@ from recipe.models.pretrained import Source
 from recipe.tasks.generation_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tokenization import languages, texts
-from tests.support import serving_kit
+from tests.support import jobs, serving_kit
 from tests.support.jobs import write
 from tests.support.packed_batches import spread
 
@@ -182,6 +182,17 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
     assert kept("the film").input_ids == read_ids
     settings = transformers.GenerationConfig.from_pretrained(tmp_path / "kept")
     assert settings.forced_bos_token_id == named("fra_Latn")
+
+
+def test_the_saved_marian_is_the_trained_one(tmp_path: Path) -> None:
+    start = serving_kit.save("MarianMTModel", tmp_path / "start")
+    rows = [{"document": source, "summary": target} for source, target in PAIRS]
+    channels = {name: write(tmp_path / name, rows, name) for name in ("train", "test")}
+    argv = ("--task", "summarization", "--predict_with_generate", "False", "--lr", "1e-2")
+    trained = jobs.run(tmp_path / "job", start, channels, *argv)
+    options = ("--do_train", "False", "--do_eval", "True")
+    saved = jobs.run(tmp_path / "again", tmp_path / "job" / "model", channels, *argv, *options)
+    assert saved["eval_loss"] == pytest.approx(trained["eval_loss"], rel=1e-5)
 
 
 def test_a_pair_longer_than_every_planned_shape_has_room() -> None:
