@@ -47,7 +47,6 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     groups = settings["distribution_instance_groups"]
     values = dict(settings)
     values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
-    values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
     values |= {f"hp_{name}": value for name, value in job.arguments.items()}
     renamed = {"hps", "framework_params", "channels", "user_args"}
     values["training_env"] = {
@@ -75,8 +74,10 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
         "source_dir": job.submit_directory if job.entry_point else None,
         "entry_script": job.entry_point,
     }
-    values |= {f"channel_{plain(name)}": str(path) for name, path in job.channels.items()}
-    variables = {f"SM_{name.upper()}": to_text(value) for name, value in values.items()}
+    # First, since another hyperparameter or channel may have this name.
+    exported = [(plain(name), value) for name, value in values.items() if name != plain(name)]
+    names = [*exported, *values.items()]
+    variables = {f"SM_{name.upper()}": to_text(value) for name, value in names}
     region = job.sagemaker.get("sagemaker_region") or environ.get(
         "AWS_REGION", environ.get("AWS_DEFAULT_REGION", "")
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from amphora.common.logs import mask
 
-ASIDE_CHARS = 240
+MAX_ASIDE = 240
 # Exceptions of torchrun: its workers failed, or it received a signal.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 # How a rank notices that another one has gone: a consequence if any cause is known.
@@ -44,7 +44,10 @@ class Raised:
         parts = self.message.split("Traceback (most recent call last):\n")
         while len(parts) > 2 and "direct cause of the following exception" in parts[-2]:
             parts.pop()
-        ends = [line for line in parts[-1].splitlines() if line and not line[0].isspace()]
+        # torchrun indents what its ranks have raised.
+        indent = len(parts[-1]) - len(parts[-1].lstrip(" ")) - 2
+        lines = [line[max(0, indent) :] for line in parts[-1].splitlines()]
+        ends = [line for line in lines if line and not line[0].isspace()]
         if len(parts) == 1 or not ends:
             return self
         kind, _, message = ends[0].partition(": ")
@@ -116,21 +119,22 @@ class Record:
             frame
             for error in (*causes, *reversed(self.errors))
             for frame in reversed(error.frames)
-            if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
+            # Its path may be relative; code without a source is that of exec().
+            if frame[3] and Path(self.script_dir, frame[0]).is_relative_to(self.script_dir)
         ]
         lines = [self.headline]
         for file, line, function, source in [*script_frames, *causes[0].frames[-1:]][:1]:
             lines.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
         if causes[-1].text != causes[0].text:
-            lines.append(shorten(f"raised as {causes[-1].text}", ASIDE_CHARS))
+            lines.append(shorten(f"raised as {causes[-1].text}", MAX_ASIDE))
         if self.handled is not None:
-            lines.append(shorten(f"while handling {self.handled.text}", ASIDE_CHARS))
+            lines.append(shorten(f"while handling {self.handled.text}", MAX_ASIDE))
         return lines
 
     @property
     def earlier_line(self) -> str:
         """Return a line for an exception that came before the cause."""
-        cause = shorten("".join(self.lines[:2]), 2 * ASIDE_CHARS)
+        cause = shorten("".join(self.lines[:2]), 2 * MAX_ASIDE)
         return f"before, a process of the script ended with {cause}"
 
     def was_run_by(self, other: Record) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from amphora.common import transformers4
 from amphora.common.logs import mask
-from amphora.training.exception_records import ASIDE_CHARS, PEER_LOST, Record, Worker, shorten
+from amphora.training.exception_records import MAX_ASIDE, PEER_LOST, Raised, Record, Worker, shorten
 
 SHOWN_CHARS = 1024
 _TOTAL_CHARS = 32 * 1024
@@ -29,9 +29,6 @@ _HINTS: Mapping[str, str] = {
     r"No module named 'smdistributed": (
         "AWS's smdistributed is not in this image: use torch's DistributedDataParallel, with which"
         " the job runs here (torch_distributed)."
-    ),
-    r"No module named 'sagemaker_containers": (
-        "sagemaker_containers is now sagemaker_training; its values are in the variables SM_*."
     ),
     r"No module named '(?:horovod|tensorflow|keras)\b": (
         "This image is for PyTorch: use one that has the package."
@@ -60,9 +57,10 @@ _HINTS: Mapping[str, str] = {
     ),
     (
         r"/dev/shm|shared memory|unable to write to file </torch_"
+        r"|process pool was terminated abruptly|subprocesses has abruptly died"
         r"|DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)"
     ): (
-        "A data loader's worker most likely ran out of memory or shared memory: use fewer workers,"
+        "A worker process most likely ran out of memory or shared memory: use fewer workers,"
         " or a container with more (docker run --shm-size)."
     ),
     r"No space left on device": (
@@ -107,6 +105,8 @@ class Ended:
     """The output of a thread or a process of multiprocessing that died, or ""."""
     tail: Sequence[str] = field(default=())
     """The last lines of stderr, or of stdout if stderr is empty."""
+    stdout_line: str = ""
+    """The last line of stdout, if stderr is not empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +202,8 @@ class _Diagnosis:
             rank = self.record.rank
             self.worker = seen.get(rank, Worker(rank=rank, exit_code=1))
         self.code = self.worker.exit_code if self.worker else ended.exit_code
+        # Scripts, and libraries such as Hydra, print exceptions and then exit. Ranks print others'.
+        self.printed = Raised("", "" if self.worker else "\n".join(self.tail)).innermost()
 
     def head(self) -> list[str]:
         """Return the first lines: the cause, its circumstances, and advice."""
@@ -223,14 +225,14 @@ class _Diagnosis:
             head += record.lines
             around = record.lines_around(self.tail)
             if around and record.command and "\n" not in record.errors[-1].message:
-                head += [shorten(line, ASIDE_CHARS) for line in around[0][-2:]]
+                head += [shorten(line, MAX_ASIDE) for line in around[0][-2:]]
             below = [other for other in self.records if record.pid in other.ancestors]
             if record.pid == ended.pid and below:
                 before, _ = self._followed(below[-1])
                 head.append((before or below[-1]).earlier_line)
             elif not ended.is_script and self.worker is None and not self._outer(record):
                 after = around[1][-3:] if around else ()
-                head += [shorten(line, ASIDE_CHARS) for line in after]
+                head += [shorten(line, MAX_ASIDE) for line in after]
         elif prints_exception:
             head.append(shorten(lines[-1]))
         elif ended.stop_signal is None:
@@ -252,7 +254,14 @@ class _Diagnosis:
                 is_note = re.match(r"\[[IW]\d{4} ", line) is not None  # torch's own
                 printed += [line] if line.strip(" -") and not (is_other or is_note) else []
             head += [shorten(line) for line in printed[-3:]]
-            head += [self.suspect.earlier_line] if self.suspect else []
+            if ended.stdout_line:
+                head.append(shorten(f"last line of stdout: {ended.stdout_line}", MAX_ASIDE))
+            if self.suspect:
+                head.append(self.suspect.earlier_line)
+            elif self.printed.text and not any(self.printed.text in line for line in head):
+                frames = [frame for frame in self.printed.frames if "/lib/python" not in frame[0]]
+                location = "".join(" at {}:{} in {}".format(*frame) for frame in frames[-1:])
+                head.append(shorten(f"printed before: {self.printed.text}{location}"))
         if ended.stop_signal is None:
             text = "\n".join(head)
             hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
@@ -278,7 +287,10 @@ class _Diagnosis:
             worker = min(record.workers, key=order, default=None)
             ranks = [other for other in self.records if other.ancestors[:1] == [record.pid]]
             first = _first_cause(ranks, worker)
-            return (self._followed(first)[0] if first else None), worker
+            # Of a function that torch's launcher has run, such as that of notebook_launcher.
+            has_traceback = record.errors[0].innermost() is not record.errors[0]
+            alone = record if has_traceback and worker and worker.exit_code > 0 else None
+            return (self._followed(first)[0] if first else alone), worker
         below = [other for other in self.records if other.was_run_by(record)]
         return self._followed(below[-1]) if below else (record, None)
 
@@ -289,7 +301,7 @@ class _Diagnosis:
     def _status(self) -> str:
         """Describe the exit code or signal of a script without a known exception."""
         if self.code >= 0:
-            ending = "." if self.suspect else " and no exception."
+            ending = "." if self.suspect or self.printed.text else " and no exception."
             return f"The script ended with exit code {self.code}{ending}"
         is_oom = self.ended.oom_killed
         if is_oom or (-self.code == signal.SIGKILL and not self.ended.out_of_budget):
@@ -307,7 +319,7 @@ def diagnose(ended: Ended, folder: Path) -> Failure:
     diagnosis = _Diagnosis(ended, folder)
     code, record = diagnosis.code, diagnosis.record
     worker, records = diagnosis.worker, diagnosis.records
-    rank = record.rank if record else worker and worker.rank
+    rank = record.rank if record and record.rank else worker and worker.rank
     details = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
     details += [f"rank {rank}"] if rank is not None else []
     details += [f"host {record.host}"] if record and record.host else []

@@ -178,6 +178,7 @@ def run(
         stop_signal=signals.stop, out_of_budget=out_of_budget,
         oom_killed=_oom_kills() > oom_before, death=relays[1].death,
         tail=tuple(relays[1].tail or relays[0].tail),
+        stdout_line="".join([*relays[0].tail][-1:]) if relays[1].tail else "",
     )  # fmt: skip
 
 

@@ -202,7 +202,8 @@ def arguments_of(job: Job) -> dict[str, str]:
     for name, value in {**job.arguments, **job.sagemaker}.items():
         decoded = decode(value)
         keeps_spelling = isinstance(value, str) and type(decoded) in (int, float)
-        arguments[name] = value.strip() if keeps_spelling else _text(decoded)
+        text = decoded if isinstance(decoded, str) else json.dumps(decoded)
+        arguments[name] = value.strip() if keeps_spelling else text
     return arguments
 
 
@@ -225,7 +226,3 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         arguments=arguments_of(job),
         sagemaker=requested if request.runs_entry_script else {},
     )
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

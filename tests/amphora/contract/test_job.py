@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,8 +212,11 @@ def test_the_differences_are_as_listed(tree: Tree) -> None:
 
 
 def test_v3_names_and_channels_a_shell_can_export(tree: Tree) -> None:
-    tree.channel("my-data.v1").configure(inputdataconfig={"my-data.v1": {}})
+    tree.channel("my-data.v1").channel("o-ther").channel("O_THER")
+    tree.configure({"a_b": "1", "A.B": "2"})
     actual = variables(tree)
+    assert (actual["SM_HP_A_B"], actual["SM_HP_A.B"]) == ("1", "2")
+    assert Path(actual["SM_CHANNEL_O_THER"]).name == "O_THER"
     path = str(tree.base / "input" / "data" / "my-data.v1")
     assert actual["SM_CHANNEL_MY-DATA.V1"] == actual["SM_CHANNEL_MY_DATA_V1"] == path
     assert actual["SM_INPUT_DATA_DIR"] == str(tree.base / "input" / "data")

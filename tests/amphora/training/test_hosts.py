@@ -214,9 +214,10 @@ def test_the_host_is_named_whose_rank_exited(cluster: Cluster) -> None:
     cluster.configure(REDUCE + script, **TORCHRUN)
     codes, outputs = cluster.train(AMPHORA_NPROC_PER_NODE="2")
     assert 0 not in codes, outputs
-    assert [output.count("total 10.0 eth0") for output in outputs] == [2, 2], outputs
+    assert [output.count("\ntotal 10.0 eth0") for output in outputs] == [2, 2], outputs
     lost, exited = cluster.failures
     cause = "The script ended with exit code 1 and no exception.\nno data\n"
+    cause += "last line of stdout: total 10.0 eth0\n"
     assert exited.startswith(f"{cause}(exit code 1, rank 2)"), exited
     assert lost.startswith(f"algo-2 failed first: {cause}"), lost
 
