@@ -145,7 +145,7 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     words = _command(tmp_path, chosen)
     assert words["--lora-modules"] == [f"model={folder}"]
     assert words["--served-model-name"] == ["base"]
-    assert words["--max-lora-rank"] == ["64"]
+    assert (words["--enable-lora"], words["--max-lora-rank"]) == ([], ["64"])
     # On CPUs, one of which stays empty.
     assert words["--max-loras"] == words["--max-cpu-loras"] == ["10"]
     assert words["--tokenizer"] == words["--generation-config"] == [str(folder)]
@@ -176,7 +176,6 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
         ({"AMPHORA_DTYPE": "float32", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
         ({"HF_MODEL_REVISION": "v1"}, {"--revision": ["v1"]}),
         ({"HF_TRUST_REMOTE_CODE": "true"}, {"--trust-remote-code": []}),
-        ({"SM_VLLM_SERVED_MODEL_NAME": "mine"}, {"--served-model-name": ["mine"]}),
         ({"SM_VLLM_SERVED_MODEL_NAME": '["a", "b"]'}, {"--served-model-name": ["a", "b"]}),
         (
             {"SM_VLLM_LORA_MODULES": '{"name": "a"} {"name": "b"}'},
@@ -187,7 +186,6 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
             {"--lora-modules": ['{"name": "a"}', '{"name": "b"}']},
         ),
         ({"SM_VLLM_LORA_MODULES": "[]"}, {}),
-        ({"SM_VLLM_LORA_MODULES": '[{"name": }]'}, {"--lora-modules": ['[{"name": }]']}),
         (
             {"SM_VLLM_SPECULATIVE_CONFIG": "{% if a %}{{ b }}"},
             {"--speculative-config": ["{% if a %}{{ b }}"]},
@@ -515,12 +513,12 @@ def test_lines_are_answered_in_their_places_within_one_bound_on_their_cost(serve
     assert codes == ["bad_request"] * 2 + ["too_costly", "context_length_exceeded", "bad_request"]
     assert answers[7][0]["generated_text"][-1]["content"] == WHOLE
     # Those beyond it are refused, one by one.
-    line = json.dumps({"inputs": "x", "max_new_tokens": 400})
+    line = json.dumps({"inputs": "x", "max_new_tokens": 500})
     headers = {"content-type": "application/jsonlines", "accept": "application/jsonlines"}
     reply = server.http.post("/invocations", content="\n".join([line] * 3), headers=headers)
     *answers, refused = map(json.loads, reply.text.splitlines())
     assert answers == [[{"generated_text": "x" + WHOLE}]] * 2
-    assert "those before it ask for 1,200 tokens" in refused["error"]["message"]
+    assert "those before it ask for 1,500 tokens" in refused["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -529,7 +527,6 @@ def test_lines_are_answered_in_their_places_within_one_bound_on_their_cost(serve
         ({"inputs": "x", "max_new_tokens": True}, 400, "max_new_tokens is True"),
         ({"prompt": "x", "max_tokens": 1, "max_completion_tokens": 1001}, 413, "1,001 tokens"),
         ({"prompt": "x", "max_tokens": "501", "n": "2"}, 413, "1,002 tokens"),
-        ({"prompt": "x", "best_of": 2}, 400, "'best_of' is not a key"),
         ({"inputs": "refused", "max_new_tokens": 64}, 400, "max_new_tokens is 64"),
         ({"prompt": "refused"}, 400, "max_tokens is 64"),
         ({"inputs": "x", "num_beams": 4}, 400, "'num_beams' is not supported"),
@@ -539,7 +536,6 @@ def test_lines_are_answered_in_their_places_within_one_bound_on_their_cost(serve
         ({"inputs": "x", "temperature": 0, "do_sample": True}, 400, "temperature is 0"),
         ({"inputs": "x", "grammar": {"type": "ebnf"}}, 400, "grammar is"),
         ({"inputs": ["x"], "stream": True}, 400, "Only one text"),
-        ({"inputs": "x", "n": 1, "stream": True}, 400, "'n' is not supported"),
         ({"inputs": [CHAT, CHAT]}, 400, "one in each line"),
         ({"inputs": []}, 400, "inputs must be"),
         ({"inputs": "x", "parameters": 3}, 400, "parameters is not an object"),
@@ -549,7 +545,6 @@ def test_lines_are_answered_in_their_places_within_one_bound_on_their_cost(serve
         ({"prompt": ["x"] * 8, "n": 8}, 413, "8 texts x 16 new tokens"),
         ({"messages": CHAT, "max_completion_tokens": 2000}, 413, "AMPHORA_MAX_TOKENS_WRITTEN"),
         ({"prompt": "x", "guided_json": SCHEMA}, 400, "'guided_json' is not a key of vLLM's"),
-        ({"prompt": "x", "max_new_tokens": 3}, 400, "'max_new_tokens' is not a key"),
         ({"prompt": "x", "model": "de"}, 404, "no model 'de'. Loaded: fr, model"),
         ({"inputs": "refused"}, 400, "context_length_exceeded"),
         (3, 400, "Send"),
@@ -563,12 +558,11 @@ def test_what_cannot_be_answered_is_refused(
     assert (reply.status_code, message in reply.text) == (status, True), reply.text
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"), [("text/csv", 415), ("text/plain", 415), ("application/json", 400)]
-)
+@pytest.mark.parametrize(("kind", "status"), [("text/csv", 415), ("application/json", 400)])
 def test_bodies_that_are_not_json_are_refused(server: Running, kind: str, status: int) -> None:
     reply = server.http.post("/invocations", content=b"x,y", headers={"content-type": kind})
     assert reply.status_code == status, reply.text
+    assert server.http.post("/generate", json={"inputs": ["x"]}).status_code == 400
 
 
 @pytest.mark.parametrize("name", ["prompt", "inputs"])

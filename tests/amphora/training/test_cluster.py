@@ -62,9 +62,9 @@ def assert_meets(link: Link) -> None:
     "no text": bytes(range(256)) * 64 + b"\n",
     "a number of many digits": b'{"host": "127.0.0.1", "state": "running", "reason": ' + b"9" * 60_000 + b"}\n",
     "an unknown field": b'{"host": "127.0.0.1", "state": "running", "x": 1}\n',
+    "an unknown state": b'{"host": "127.0.0.1", "state": "x"}\n',
     "another host": b'{"host": "algo-9", "state": "failed"}\n',
     "the first host": b'{"host": "localhost", "state": "abort"}\n',
-    "a request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 }.items()])  # fmt: skip
 def test_junk_closes_its_connection_and_nothing_else(first: Link, junk: bytes) -> None:
     with connect() as connection:

@@ -195,6 +195,7 @@ def test_exception(case: Case, tmp_path: Path, preloaded: Mapping[str, str]) -> 
     )
     diagnosis = failure.diagnose(ended, records)
     check(case, diagnosis.text, diagnosis.exit_code, done.stderr)
+    assert diagnosis.text.count("\n  at ") <= 1
 
 
 @pytest.mark.parametrize("case", [pytest.param(
@@ -373,13 +374,15 @@ def test_a_rank_of_mpirun_that_ends_without_an_exception(
 ) -> None:
     two_by_mpi.script(
         "import os, sys, time\n"
-        f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': {ends}\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        f"    print('[rank0]: another', file=sys.stderr); {ends}\n"
         "time.sleep(600)"
     )
     assert two_by_mpi.train().returncode == code
     assert two_by_mpi.failure is not None
     for part in says:
         assert part in two_by_mpi.failure[:1024]
+    assert "another" not in two_by_mpi.failure.partition("Last lines")[0]
 
 
 def test_mpirun_fails_if_it_names_no_rank(two_by_mpi: Tree, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_a_task_of_pictures_is_found_by_its_head_and_answers_as_its_pipeline(
     save(tmp_path)
     served = Handlers(tmp_path)
     assert served.model.task == task  # type: ignore[attr-defined]
+    assert served.model.pipeline.model._forward_pre_hooks, "it takes turns"  # type: ignore[attr-defined]
     pipeline = made.pipeline(task, model=str(tmp_path), device="cpu")
     if "zero-shot" in task:
         for template in ("{:>99}", "a film"):
@@ -114,7 +115,7 @@ def test_pictures_are_bytes_or_base64_and_no_paths(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(data)
     for body, words in [
         ({"inputs": "http://169.254.169.254/latest"}, "not followed"),
-        ({"inputs": str(tmp_path / "secret.png")}, "not followed"),
+        ({"inputs": str(tmp_path / "secret.png")}, "not followed"), ((b"", "image/png"), "empty"),
         ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
         ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image"),
         ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),

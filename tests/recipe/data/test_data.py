@@ -164,6 +164,7 @@ def test_tokenised_data_without_text_is_taken_and_its_padding_dropped(tmp_path: 
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "a"))
     splits = load({"train": tmp_path / "a", "test": tmp_path / "a"})
     assert list(splits.train["input_ids"])[:2] == [[2, 7, 3], [2, 8, 9, 3]]
+    assert "not read" not in "\n".join(splits.notes)
 
 
 @pytest.mark.parametrize("name", ["test", "testing", "validation", "valid", "eval", "dev"])

@@ -100,6 +100,8 @@ def test_its_figures_are_right(written: Path) -> None:
     assert "3 cost (3 x 2 an hour)" in text
     assert "1.000 0.333 0.500 3" in text, "precision, recall, F1 and rows of the second class"
     assert "cost" not in " ".join(report._tiles(material(price_per_hour=None)))
+    shares = figures.confusion(np.array([[1, 1], [0, 4]]), "ab").axes[0].images[0].get_array()
+    assert shares.tolist() == [[0.5, 0.5], [0, 1]]
 
 
 @pytest.mark.parametrize("columns", [["text"], ["text", "other"]])

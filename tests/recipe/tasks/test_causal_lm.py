@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.batching import batches
 from recipe.batching.document_batches import Documents
 from recipe.data import language_modeling
+from recipe.data.files import formats
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout
@@ -301,6 +302,8 @@ def test_what_a_text_is_in_a_plain_file(
     for split in ("train", "test"):
         (tmp_path / f"{split}.txt").write_text("one\r\ntwo\r\n\r\nthree\r\n")
     assert list(load(tmp_path, sample_by=sample_by).train["text"]) == expected
+    part = formats.read_texts(tmp_path / "train.txt", sample_by)
+    assert list(part.lines) == [1, 4][: len(expected)]
 
 
 def spoken_parts(role: str, *parts: str) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def test_a_question_with_a_context_is_served_as_transformers_computes_it(tmp_pat
     best = int(logits.argmax())
     expected = {"choice": choices[best], "index": best, "scores": logits.softmax(-1).tolist()}
     assert_close(handlers.ask({"inputs": body}), expected)
+    assert handlers.ask({"inputs": {"question": "who", "choices": PAIR}})["choice"] in PAIR
     for wrong in ("a text", {"question": "who"}, {"question": "who", "choices": ["a"]}):
         with pytest.raises(Exception, match="choices"):
             handlers.ask({"inputs": wrong})

@@ -103,6 +103,7 @@ def test_each_fault_has_its_status_and_code(shared: Start) -> None:
     # Without a content-length.
     assert fault(endless()) == (413, "payload_too_large")
     assert fault(b"1", accept="image/png") == (406, "not_acceptable")
+    assert fault(b"NaN", accept="application/json")[0] == 500  # it is no JSON
     assert error_of(server.http.get("/invocations"))["code"] == "method_not_allowed"
     assert error_of(server.http.get("/nowhere"))["code"] == "not_found"
     # A body annotated with bytes, an answer that is written as JSON, and a client without a wish.

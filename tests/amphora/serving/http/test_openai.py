@@ -58,7 +58,7 @@ def test_a_chat_takes_all_roles_and_is_answered_with_its_counts(client: openai.O
     messages: list[Any] = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": "c", "annotations": [{"type": "url_citation"}]},
     ]
     answer = client.chat.completions.create(model="x", messages=messages, temperature=0)
     assert answer.choices[0].message.content == REPLY
@@ -151,6 +151,7 @@ def test_the_body_decides_on_invocations(server: Running) -> None:
     assert roles == [{"generated_text": [*HELLO, {"role": "assistant", "content": REPLY}]}]
     assert server.invoke({"inputs": "01", "messages": HELLO}).status_code == 400
     assert server.invoke({"prompt": "01", "messages": HELLO}).status_code == 400
+    assert server.invoke({"messages": [{**HELLO[0], "tool_calls": [{}]}]}).status_code == 400
     wrong_task = server.invoke({"input": "x", "model": "x"})
     assert wrong_task.status_code == 400
     assert "answers /v1/chat/completions" in wrong_task.json()["error"]["message"]
