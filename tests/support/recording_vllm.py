@@ -121,7 +121,7 @@ def main() -> None:
         app.add_routes([web.post(route, _generate)])
     for route in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         app.add_routes([web.post(route, _empty)])
-    web.run_app(app, path=sys.argv[sys.argv.index("--uds") + 1], print=None)
+    web.run_app(app, path=sys.argv[sys.argv.index("--uds") + 1], print=print)
 
 
 if __name__ == "__main__":

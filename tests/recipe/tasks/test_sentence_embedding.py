@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from recipe import arguments
 from recipe.data import relevance, values
 from recipe.errors import HyperparameterError
+from recipe.metrics import metric_names
 from recipe.models.pretrained import Source
 from recipe.reports import figures
 from recipe.tasks import numbered_texts, ranking_scores
@@ -113,6 +114,7 @@ def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -
     expected = spearmanr(cosines, [row["score"] for row in rows[:24]]).statistic
     assert metrics["eval_spearman"] == pytest.approx(expected, abs=0.02)
     assert metrics["eval_spearman"] > 0.4
+    assert {"eval_spearman", "eval_pearson"} <= {*metric_names("sentence-embedding")} & {*metrics}
 
 
 def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
