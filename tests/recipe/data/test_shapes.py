@@ -200,8 +200,6 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
 
 
 @pytest.mark.parametrize("shape", [
-    shape("amazon fine food", "t5", lambda n:{"Id":n,"ProductId":f"B{n%9}","UserId":f"U{n}","ProfileName":s(2),"HelpfulnessNumerator":n%4,"HelpfulnessDenominator":n%5,"Score":1+n%5,"Time":1300000000+n,"Summary":s(4),"Text":s(40)},
-          "? task=text-classification ignore_columns=Summary > text-classification text=Text label=Score"),
     shape("wic", "masked", lambda n:{"word":o("bank","play"),"sentence1":s(),"sentence2":s(),"start1":n%5,"end1":n%5+4,"start2":n%6,"end2":n%6+4,"label":n%2,"idx":n},
           "? task=text-classification ignore_columns=word,start1,end1,start2,end2 > text-classification text=sentence1 text_pair=sentence2 label=label"),
     shape("copa", "masked", lambda n:{"premise":s(),"choice1":s(5),"choice2":s(5),"question":o("cause","effect"),"label":n%2,"idx":n},

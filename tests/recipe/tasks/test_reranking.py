@@ -18,7 +18,7 @@ from recipe.tasks.ranking_scores import JudgedLists
 from recipe.tasks.reranking import task as reranking
 from recipe.tasks.reranking.task import Reranking
 from tests.support.jobs import write
-from tests.support.serving_kit import save
+from tests.support.serving_kit import save, tokenizer
 from tests.support.words import triplets
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -92,6 +92,8 @@ def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     assert {round(score * 3) for row in task.data.train["scores"] for score in row} == {0, 1, 2, 3}
     assert any("divided by 3" in line for line in task.data.notes)
     assert len(task.train) == 4 * len(task.data.train) == 72
+    task.samples(tokenizer(), 40)
+    assert list(task.objective.lists["evaluation"].starts) == [0, 4, 8]
     more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
     channels = {"train": write(tmp_path / "b", more)}
     task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
