@@ -19,6 +19,7 @@ from recipe.data.annotations.word_tags import Tagged, iob2
 from recipe.errors import DataError, HyperparameterError
 from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification
+from recipe.tasks.token_classification import report
 from recipe.tokenization.windows import reading_words, word_windows
 from tests.support import causal_kit
 from tests.support.jobs import write
@@ -328,3 +329,9 @@ def test_files_of_annotations_are_refused_with_a_row_that_is_read(
     row = str(refusal.value).partition(".jsonl: ")[2]
     written(folder, "rows.jsonl", f"{row}\n" * 12)
     assert load(folder).train["tags"][0] == ["B-PER", "O"]
+
+
+def test_right_tags_have_each_score_of_their_kind() -> None:
+    right = report.Sentence(number=0, predicted=["B-X"], sure=[1.0], true=["B-X"])
+    for are_entities, names in ((True, report.ENTITY_SCORES), (False, report.TAG_SCORES)):
+        assert report.scores([right], are_entities) == dict.fromkeys(names, 1.0)
