@@ -62,7 +62,7 @@ def described(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
     A role that is no column as it stands has its first value, as JSON.
     """
     # Of columns that hold the same, the one that the log says is read.
-    read = " ".join(made.notes)
+    read = " ".join(made.data.notes)
     columns = dict(sorted(_columns(rows).items(), key=lambda item: repr(item[0]) not in read))
     words = [task]
     for role in made.train.column_names:
