@@ -34,7 +34,11 @@ REMOVED: Mapping[str, str] = {
     "batch_encode_plus": "call the tokenizer itself: tokenizer(texts, ...)",
     "prepare_seq2seq_batch": "write tokenizer(texts, text_target=targets, ...)",
     "as_target_tokenizer": "write tokenizer(text_target=targets, ...)",
+    "prepare_for_model": "call the tokenizer itself: tokenizer(text, ...)",
+    "build_inputs_with_special_tokens": "call the tokenizer itself: tokenizer(text, ...)",
+    "create_token_type_ids_from_sequences": "call the tokenizer itself: tokenizer(a, b, ...)",
     "to_bettertransformer": "leave it out: torch's fused attention is used without it",
+    "special_tokens_map_extended": "write special_tokens_map",
     "additional_special_tokens": "write extra_special_tokens",
     # Arguments that are refused.
     "grouped_entities": 'write aggregation_strategy="simple"',
@@ -53,6 +57,8 @@ REMOVED: Mapping[str, str] = {
     "warmup_ratio": "write warmup_steps (a fraction below 1 is a share of the steps)",
     "group_by_length": 'write train_sampling_strategy="group_by_length"',
     "logging_dir": "set the variable TENSORBOARD_LOGGING_DIR",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
     # Names of the package.
     "AdamW": "import it from torch.optim",
     "AutoModelWithLMHead": "use AutoModelForCausalLM, ...MaskedLM or ...Seq2SeqLM",

@@ -30,6 +30,9 @@ _HINTS: Mapping[str, str] = {
         "AWS's smdistributed is not in this image: use torch's DistributedDataParallel, with which"
         " the job runs here (torch_distributed)."
     ),
+    r"No module named 'sagemaker_containers": (
+        "sagemaker_containers is now sagemaker_training; its values are in the variables SM_*."
+    ),
     r"No module named '(?:horovod|tensorflow|keras)\b": (
         "This image is for PyTorch: use one that has the package."
     ),
