@@ -236,7 +236,7 @@ LABEL = Column(
 TWINS = [
     (f"{name}{first}", f"{name}{second}")
     for name in ("sentence", "text", "question", "s", "string", "title", "sent", "input")
-    for first, second in ("12", "ab")
+    for first, second in ("12", "ab", "01")
 ]
 PAIRS: Sequence[tuple[str, str]] = (
     ("premise", "hypothesis"),
@@ -263,8 +263,8 @@ PAIRS: Sequence[tuple[str, str]] = (
     ("#1 String", "#2 String"),
 )  # fmt: skip
 """The names of the two texts of a pair, in the order in which they are read."""
-PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs")
-COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets")
+PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs", "problem")
+COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets", "solution")
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
 CHOSEN_NAMES = (
     *("chosen", "chosen_response", "chosen_answer", "response_chosen", "accepted"),

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import class_checks, held_out, labels, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files import formats
-from recipe.data.files.part import HeaderHint, Part, is_number
+from recipe.data.files.part import HeaderHint, Part, is_number, token_data
 from recipe.data.files.spool import spooled_column
 from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
@@ -69,7 +69,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         notes,
         functools.partial(_read, header=settings.names_in_header),
         hosts=hosts,
-        check=values.check_no_tags,
     )
     inputs = {role: reading.columns[role] for role in (TEXT, PAIR, TOKEN_IDS)
               if role in reading.columns}  # fmt: skip
@@ -129,9 +128,12 @@ def _read(path: Path, header: HeaderHint) -> Part:
             "Write rows of a text and a label, of folders of classes such as by: python -c "
             '\'import json, pathlib; [print(json.dumps({"text": path.read_text(), '
             '"label": path.parent.name})) for path in pathlib.Path("train").glob("*/*")]\' '
-            "> train.jsonl",
+            "> train.jsonl. Or give task=causal-lm or task=masked-lm, to learn the texts alone.",
         )
-    return formats.read(path, header=header)
+    part = formats.read(path, header=header)
+    if part.format == "CoNLL":
+        raise token_data(str(path), "it has a word and its tags on each line")
+    return part
 
 
 def _labelled(file: Read, texts: Iterable[str], settings: DataSettings, notes: list[str]) -> Part:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.files.part import DATE, Part, is_number, is_string
+from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import COLUMN_SETTINGS, DataSettings, separated
 from recipe.spec import Column, Kind, TaskSpec
@@ -19,8 +19,7 @@ _IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](I
 """Names of columns that messages propose only if there are no others."""
 _SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
 _SAMPLE_ROWS = 1_000
-_INDICATORS = ("0", "1", "0.0", "1.0")
-_FLAGS = (*_INDICATORS, "true", "false")
+_FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
 
@@ -34,7 +33,7 @@ class ColumnsError(DataError):
         missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
         is_near: Whether any role has a column.
         is_close: Whether two or more have one, and a single role has none.
-        is_rival: Whether columns of a sample would not be read.
+        is_rival: Whether columns of a sample would not be read, or which ones is not clear.
     """
 
     def __init__(
@@ -69,7 +68,8 @@ def several_candidates(
         if column.setting == "text_column" and len(names) == 2 and takes_pairs(spec):
             choices[-1].append(f"{column.naming}{quoted(','.join(names))} for a pair")
     lines = [_joined(line, settings) for line in itertools.product(*choices)]
-    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", lines[:_SHOWN_LINES])
+    message = f"{part.path}: {'; '.join(shown)}."
+    return ColumnsError(message, lines[:_SHOWN_LINES], is_rival=True)
 
 
 def quoted(value: str) -> str:
@@ -101,7 +101,7 @@ def takes_pairs(spec: TaskSpec) -> bool:
 def naming_lines(
     part: Part, missing: Sequence[Column], read: Collection[str], settings: DataSettings
 ) -> list[str]:
-    """Return the hyperparameters that name other columns of a file as the missing ones.
+    """Return the hyperparameters that name other columns of a file as the missing ones, or `...`.
 
     Args:
         read: The columns that have a role, or are ignored.
@@ -109,10 +109,17 @@ def naming_lines(
     others = [name for name in part.table.column_names if name not in read]
     others = [name for name in others if not is_identifier(name)] or others
     others = [name for name in others if _sample(part, name)]
-    candidates = [
-        [name for name in others if column.kind is not Kind.TEXT or may_be_text(part, name)]
-        for column in missing
-    ]
+
+    def may_be(column: Column, name: str) -> bool:
+        if column.is_repeated and not column.setting:
+            return False  # `columns` names one column for each role
+        if column.is_target and column.kind is not Kind.TEXT:
+            return True
+        if is_list(part.table.schema.field(name).type):
+            return column.kind not in (Kind.TEXT, Kind.IMAGE)
+        return column.kind is Kind.IMAGE or may_be_text(part, name)
+
+    candidates = [[name for name in others if may_be(column, name)] for column in missing]
     sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
     if not sets:
         return [_joined([f"{column.naming}..." for column in missing], settings)]
@@ -127,7 +134,7 @@ def naming_lines(
         for names in sets
     ]
     if len(missing) == 1 and missing[0].is_list:
-        indicators = [name for name in others if is_flag(part, name, _INDICATORS)]
+        indicators = [name for name in others if is_flag(part, name)]
         if len(indicators) > 1:
             several = f"{missing[0].naming}{quoted(','.join(indicators))}"
             lines.insert(0, f"{several} for several labels")
@@ -145,12 +152,12 @@ def may_be_text(part: Part, name: str) -> bool:
     return not all(is_number(cell) or DATE.fullmatch(cell.strip()) for cell in cells)
 
 
-def is_flag(part: Part, name: str, words: Collection[str] = _FLAGS) -> bool:
-    """Return whether a column holds only some of these words."""
+def is_flag(part: Part, name: str) -> bool:
+    """Return whether a column holds only 0 and 1, or true and false."""
     if pa.types.is_nested(part.table.schema.field(name).type):
         return False
-    values = part.distinct(name, 2) or ["none"]
-    return {str(value).lower() for value in values} <= {*words}
+    values = part.distinct(name, len(_FLAGS)) or ["none"]
+    return {str(value).lower() for value in values} <= {*_FLAGS}
 
 
 def _sample(part: Part, name: str) -> list[Any]:

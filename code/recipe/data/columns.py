@@ -140,6 +140,10 @@ class _Match:
     columns: Mapping[str, Sequence[str]]
 
     @property
+    def names(self) -> set[str]:
+        return {*itertools.chain(*self.columns.values())}
+
+    @property
     def missing(self) -> list[Column]:
         return [c for c in self.form.columns if not (c.is_optional or self.columns[c.role])]
 
@@ -208,13 +212,17 @@ def select(
         ):
             matches.append(match)
     complete = [match for match in matches if not match.missing]
-    for match in complete:
-        if not match.ambiguous:
-            columns = {role: tuple(names) for role, names in match.columns.items() if names}
-            selection = Selection(form=match.form, columns=columns)
+    for match in (match for match in complete if not match.ambiguous):
+        columns = {role: tuple(names) for role, names in match.columns.items() if names}
+        selection = Selection(form=match.form, columns=columns)
+        try:
             _check_unread(part, spec, match, selection, settings)
             _check_weak_names(part, spec, match, selection, settings)
-            return selection
+        except ColumnsError:
+            if complete[0].ambiguous:
+                break
+            raise
+        return selection
     if complete:
         candidates = {column: complete[0].columns[column.role] for column in complete[0].ambiguous}
         raise several_candidates(part, spec, candidates, settings)
@@ -338,12 +346,18 @@ def _no_candidate(
             len(settings.named_columns) + 1,
             is_near=False,
         )
+
+    def proposed(match: _Match) -> list[str]:
+        ignored = {*match.names, *settings.ignored_columns}
+        return naming_lines(part, match.missing, ignored, settings)
+
     usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
     match = min(
         usual or matches,
         key=lambda m: (
             len(m.missing),
             m.form.is_pair,
+            not m.missing[0].is_target and proposed(m)[0].endswith("..."),
             -sum(map(bool, m.columns.values())),
             m.missing[0].setting != "text_column",
         ),
@@ -355,12 +369,11 @@ def _no_candidate(
     elif part.table.num_rows == 1 and ".json" in part.path.suffixes:
         advice = 'It has one row: write a list of rows, [{"text": "...", "label": "..."}, ...].'
     else:
-        read = {*itertools.chain(*match.columns.values()), *settings.ignored_columns}
-        lines = naming_lines(part, missing, read, settings)
-        pairs = (m for m in usual if [c.kind for c in m.missing] == [Kind.TEXT, Kind.TEXT])
-        if not read and (pair := next(pairs, None)) is not None:
-            of_pair = naming_lines(part, pair.missing, read, settings)
-            lines = list(dict.fromkeys([*lines, *of_pair]))
+        lines = proposed(match)
+        texts = [Kind.TEXT, Kind.TEXT, *[Kind.ANY] * (len(part.table.column_names) == 3)]
+        pairs = (m for m in usual if [c.kind for c in m.missing] in (texts, texts[:2]))
+        if not match.names and (pair := next(pairs, None)) is not None:
+            lines += [one for one in proposed(pair)[:4] if one not in lines and "..." not in one]
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
@@ -368,9 +381,8 @@ def _no_candidate(
         lines,
         advice,
         len(missing),
-        any(match.columns.values()) or len(missing) < len(match.missing),
-        is_close=len(missing) == 1
-        and len({*itertools.chain.from_iterable(match.columns.values())}) > 1,
+        bool(match.names) or len(missing) < len(match.missing),
+        is_close=len(missing) == 1 < len(match.names),
     )
 
 
@@ -419,9 +431,10 @@ def _check_unread(
             other_match = _match(part, form, settings, True)
             if other_match is None or other_match.missing or other_match.ambiguous:
                 continue
-            also_read = {*itertools.chain(*other_match.columns.values())}
-            rest = [name for name in part.table.column_names if name not in also_read]
-            if {*unread} <= also_read and not any(_belongs(part, name, False) for name in rest):
+            rest = [name for name in part.table.column_names if name not in other_match.names]
+            if {*unread} <= other_match.names and not any(
+                _belongs(part, name, False) for name in rest
+            ):
                 ways.append(f"task={other.name} to read what belongs together")
                 break
     is_media = all(normalized(name.partition(".")[0]) in _MEDIA for name in unread)

@@ -91,7 +91,6 @@ def read_columns(
     notes: list[str],
     read: Callable[[Path], Part] | None = None,
     hosts: Hosts = shards.ONE,
-    check: Callable[[Part], None] | None = None,
     images: bool = False,
 ) -> Reading:
     """Read the files of a job's channels, and choose the columns of each.
@@ -102,7 +101,6 @@ def read_columns(
     Args:
         notes: A sentence is added for each file or row that is left out.
         read: Reads a file; by default `formats.read`.
-        check: Raises DataError for a part that cannot be read, before its columns are chosen.
         images: Whether folders of images are read, too.
 
     Raises:
@@ -124,8 +122,6 @@ def read_columns(
             check_ignored([part for _, part in parts], settings)
         for split, part in parts:
             with problems.noted():
-                if check is not None:
-                    check(part)
                 if not is_labelled(split, part, spec, settings, training, notes):
                     continue
                 columns = select(part, spec, settings, training, is_trained=split == TRAIN)
@@ -253,8 +249,8 @@ def check_reviewed(part: Part, settings: DataSettings) -> None:
         raise DataError(
             f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
             "Keep accepted rows, by: jq -c 'select(.answer == \"accept\") | del(.answer, .tokens)' "
-            f"{part.path.name} > train.jsonl. Or give label_column=answer missing_labels=ignore to "
-            "learn the answers.",
+            f"{part.path.name} > {part.path.stem}-rows.jsonl, and remove it. Or give "
+            "label_column=answer missing_labels=ignore to learn the answers.",
         )
 
 

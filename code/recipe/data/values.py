@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data.column_names import TOKEN_IDS, plain
+from recipe.data.column_names import TOKEN_IDS
+from recipe.data.column_settings import is_flag, quoted
 from recipe.data.columns import Selection
 from recipe.data.conversations import EXAMPLE
 from recipe.data.files.part import (
@@ -30,15 +31,11 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.spec import TEXT_NAMES, Kind
+from recipe.spec import Kind
 
 CHUNK_ROWS = 10_000
 """Rows of a data set that are read together."""
 _SAMPLE_ROWS = 1_000
-_INDICATORS = {"0", "1", "0.0", "1.0"}
-_TAG_COLUMNS = re.compile(
-    r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
-)
 _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
 _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
@@ -69,7 +66,6 @@ def check_texts(part: Part, column: str) -> None:
         what = "holds lists or records, written as strings"
     else:
         return
-    check_untagged(part, column)
     first = next(iter(sample), None)
     shown = first if isinstance(first, str) else json.dumps(first, default=str)
     raise DataError(
@@ -92,9 +88,8 @@ def check_inputs(part: Part, columns: Selection) -> None:
         for name in columns.columns.get(column.role, ()):
             if column.kind is Kind.TEXT and name in part.mixed:
                 raise DataError(
-                    f"{part.mixed[name]} has a list or a record in column {name!r}, unlike other "
-                    "rows.",
-                    "Give texts.",
+                    f"{part.mixed[name]} has a list or a record in column {name!r}, not a text.",
+                    f"Give texts, or leave the column out by ignore_columns={quoted(name)}.",
                 )
             cells = part.table[name].slice(0, _SAMPLE_ROWS)
             is_input = column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target
@@ -173,30 +168,6 @@ def has_text(cells: Any) -> Any:
     return pc.fill_null(pc.match_substring_regex(cells, r"\S"), False)
 
 
-def check_no_tags(part: Part) -> None:
-    """Raise DataError if a column has a tag for each word of a column of texts."""
-    for name in part.table.column_names:
-        if plain(name) in (*TEXT_NAMES, "tokens", "words"):
-            check_untagged(part, name)
-
-
-def check_untagged(part: Part, column: str) -> None:
-    """Raise DataError if another column has a tag for each word of this one."""
-    rows = part.table[column].slice(0, _SAMPLE_ROWS).to_pylist()
-    lengths = [len(row) for row in map(_parsed, rows) if isinstance(row, list)]
-    for name in part.table.column_names:
-        if not lengths or name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
-            continue
-        others = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
-        if [len(row) for row in map(_parsed, others) if isinstance(row, list)] == lengths:
-            what = f"column {name!r} has a tag for each word of column {column!r}"
-            raise token_data(str(part.path), what)
-
-
-def _parsed(value: Any) -> Any:
-    return container(value) if isinstance(value, str) else value
-
-
 def container(value: str) -> list[Any] | dict[str, Any] | None:
     """Return the list or record in a string of JSON or Python; None for other strings.
 
@@ -237,23 +208,30 @@ def check_labels(part: Part, column: str) -> None:
     distinct = part.distinct(column, part.table.num_rows) or ()
     texts = [text for text in distinct if text and text.strip()]
     rows_of_tags = [text.split() for text in texts]
-    if all(TAG.fullmatch(tag) for row in rows_of_tags for tag in row):
-        if any(len(row) > 1 for row in rows_of_tags):
-            example = " ".join(max(rows_of_tags, key=len)[:5])
-            raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
-        if "O" in texts and len(texts) > 1:
-            raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
+    are_of_words = any(len(row) > 1 for row in rows_of_tags) or ("O" in texts and len(texts) > 1)
+    if are_of_words and all(TAG.fullmatch(tag) for row in rows_of_tags for tag in row):
+        raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
     lists = [parsed for text in texts if (parsed := container(text)) is not None]
     for row in lists:
         if isinstance(row, list) and any(isinstance(item, (list, dict)) for item in row):
             raise token_data(str(part.path), f"column {column!r} labels spans: {row[:1]}")
     if lists:
+        if part.format.startswith("json"):  # Label Studio's choices, for example
+            line = (
+                f'jq -c \'(if type == "array" then .[] else . end) | .["{column}"] |= (if type == '
+                '"object" then .choices elif type == "string" then [.] else . end)\' '
+                f"{part.path.name} > {part.path.stem}-rows.jsonl"
+            )
+        else:
+            line = (
+                f'python -c \'import ast, pandas; d = pandas.read_csv("{part.path.name}"); '
+                f'd["{column}"] = d["{column}"].map(ast.literal_eval); '
+                f'd.to_json("{part.path.stem}-rows.jsonl", orient="records", lines=True)\''
+            )
         raise DataError(
             f"Column {column!r} of {part.path} has lists or records written as strings, or in some "
             f"rows only, such as {str(lists[0])[:60]}.",
-            "Write lists in all rows of a JSON Lines file: python -c 'import ast, pandas; "
-            f'd = pandas.read_csv("{part.path.name}"); d["{column}"] = d["{column}"]'
-            '.map(ast.literal_eval); d.to_json("train.jsonl", orient="records", lines=True)\'',
+            f"Write lists in all rows of a JSON Lines file, and remove this one: {line}",
         )
 
 
@@ -274,16 +252,15 @@ def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
     indicators = []
     for name in names:
         cells = part.table[name]
-        is_flat = not (pa.types.is_nested(cells.type) or pa.types.is_boolean(cells.type))
-        distinct = part.distinct(name, len(_INDICATORS)) if is_flat else None
-        if distinct is None or not {str(value) for value in distinct} <= _INDICATORS:
+        if not is_flag(part, name):
             raise DataError(
                 f"label_column has value {','.join(names)!r}, but column {name!r} of {part.path} "
-                "holds other values than 0 and 1.",
+                "holds other values than 0 and 1 (or true and false).",
                 "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out "
                 "rows with -1.",
             )
-        indicators.append(pc.cast(cells, pa.float64()).to_numpy().astype(np.int8))
+        true = pc.is_in(pc.utf8_lower(pc.cast(cells, pa.string())), pa.array(["1", "1.0", "true"]))
+        indicators.append(true.to_numpy().astype(np.int8))
     has = np.stack(indicators, axis=1)
     counts = has.sum(axis=1)
     numbers = pa.array(np.nonzero(has)[1], pa.int64())

@@ -17,7 +17,7 @@ from recipe.data.files import head
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
 from recipe.data.reading import check_reviewed
-from recipe.errors import DataError, HyperparameterError, RecipeError
+from recipe.errors import DataError, HyperparameterError, RecipeError, listed
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
 from recipe.spec import Model
@@ -31,9 +31,6 @@ _ENDINGS = {
     Model.VISION: ("ForImageClassification",),
 }
 """How the names of the classes of models end."""
-
-
-_GENERATIVE = (Model.DECODER, Model.SEQ2SEQ)
 
 
 def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tuple[str, str]:
@@ -134,7 +131,10 @@ def _undecided(
             continue
         try:
             selection = columns.select(part, TASKS[task], hyperparameters)
-            lines[task] = f"{selection.describe()}. Give task={task}."
+            unread = listed([n for n in part.table.column_names if n not in selection.names])
+            lines[task] = (
+                f"{selection.describe()}{unread and '; not read: '}{unread}. Give task={task}."
+            )
         except ColumnsError as error:
             problems[task] = error
     if not lines and not problems:
@@ -146,7 +146,7 @@ def _undecided(
     complete = [*selections, *(task for task, error in errors.items() if not error.missing)]
     meant = [task for task in complete if model in TASKS[task].models]
     close = [task for task, error in problems.items() if error.is_close and _has_line(error)]
-    if model in _GENERATIVE:
+    if model in (Model.DECODER, Model.SEQ2SEQ, Model.VISION):
         made_for = [
             task for task in problems if _has_line(problems[task]) and _prefers(model, task)
         ]
@@ -177,8 +177,8 @@ def _undecided(
             problem = problems[task]
             given = [f"task={task} {line}" for line in problem.lines if line[:5] != "task="]
             lines[task] = f"{problem.message} {remedy(given, problem.advice)}"
-    listed = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
+    proposals = "".join(f"\n- {task}: {lines[task]}" for task in TASKS if task in meant)
     return HyperparameterError(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "
-        f"({model.value}) do not decide it:{listed}"
+        f"({model.value}) do not decide it:{proposals}"
     )

@@ -538,7 +538,7 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
          [{"label": "a", "text": "text 1, here"}, {"label": "b;a", "text": "and 2"}]),
         ({"train/neg/1.txt": "a neg text", "train/pos/1.txt": "a pos text"},
          [{"text": "a neg text", "label": "neg"}, {"text": "a pos text", "label": "pos"}]),
-        ({"data/a.jsonl": "\n".join(map(json.dumps, REVIEWED))},
+        ({"data/train.jsonl": "\n".join(map(json.dumps, REVIEWED))},
          [{"text": "accept", "_input_hash": 1}]),
         ({"data/output.manifest": manifest("text-span")},
          [{"text": "Ada sat", "entities": [[0, 3, "PER"]]}]),
@@ -548,6 +548,8 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
          [{"text": "Ada sat", "label": "a"}]),
         ({"data/a.csv": "text,label\n" + "a,\"['x', 'y']\"\n" * 9},
          [{"text": "a", "label": ["x", "y"]}] * 9),
+        ({"data/a.json": json.dumps([{"text": "a", "label": {"choices": [*"xy"]}}, {"text": "b", "label": "x"}])},
+         [{"text": "a", "label": ["x", "y"]}, {"text": "b", "label": ["x"]}]),
     ],
 )  # fmt: skip
 def test_the_lines_that_convert_files_work(
@@ -557,12 +559,13 @@ def test_the_lines_that_convert_files_work(
     channel = tmp_path / next(iter(content)).partition("/")[0]
     with pytest.raises(DataError) as caught:
         load({"train": channel})
-    (line,) = {*re.findall(r"(?:python -c|jq -c) '[^\n]*?'(?: [\w.<]+)* > train.jsonl"
+    (line,) = {*re.findall(r"(?:python -c|jq -c) '[^\n]*?'(?: [\w.<]+)* > [\w-]+.jsonl"
                            r"|python -c '[^\n]*lines=True\)'", str(caught.value))}  # fmt: skip
     folder = tmp_path if channel.name == "train" else channel
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run(["bash", "-c", line], cwd=folder, check=True, env={**os.environ, "PATH": path})
-    rows = [json.loads(row) for row in (folder / "train.jsonl").read_text().splitlines()]
+    converted = folder / re.findall(r"[\w-]+\.jsonl", line)[-1]
+    rows = [json.loads(row) for row in converted.read_text().splitlines()]
     assert sorted(rows, key=str) == sorted(expected, key=str)
 
 

@@ -214,7 +214,7 @@ def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_pat
     with pytest.raises(HyperparameterError) as refusal:
         detect(tmp_path, rows)
     _, texts, classes = str(refusal.value).splitlines()
-    assert texts == "- masked-lm: text 'text'. Give task=masked-lm."
+    assert texts == "- masked-lm: text 'text'; not read: mood. Give task=masked-lm."
     assert classes.startswith("- text-classification: ")
     assert "its columns are 'text' ('a film of 0'), 'mood' ('a')" in classes
     assert "Give task=text-classification label_column=mood." in classes

@@ -402,6 +402,11 @@ def _header_names() -> frozenset[str]:
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
     """Return the first row if it names columns: by known names, or because the user says so."""
     if has_header is False:
+        if len({*map(normalized, rows[0])} & _header_names()) > 1:
+            raise DataError(
+                f"The first row of {path} names columns, and header=false is given.",
+                "Give all files such a row, and leave out header.",
+            )
         return None
     # Columns without a name get the names that pandas gives them.
     names = [cell.strip() or f"Unnamed: {index}" for index, cell in enumerate(rows[0])]

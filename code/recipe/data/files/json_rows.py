@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -48,6 +49,9 @@ def read_json(path: Path, encoding: str) -> Part:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(text.partition("\n")[0])
+            return _part(path, "jsonl", lambda: _objects(path, encoding))
         raise _bad_json(path, getattr(error, "lineno", 1), error) from error
     rows = _rows_of(path, document)
     return _part(path, "json", lambda: iter([(rows, range(len(rows)))]))
@@ -199,11 +203,13 @@ def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         about = row[metadata]
         if name not in row:
             continue
-        if "source" not in row:
+        is_image = "image-classification" in str(about.get("type"))
+        if "source" not in row and not is_image:
             raise DataError(
-                f"{path} is a manifest of Ground Truth with the locations of texts.",
+                f"{path} is a manifest of Ground Truth with the locations of files.",
                 "Write the texts themselves, as source.",
             )
+        source = 'file_name: (.["source-ref"] | split("/") | last)' if is_image else "text: .source"
         if "text-span" in str(about.get("type")):
             spans = f'.["{name}"].annotations.entities[] | [.startOffset, .endOffset, .label]'
             labels = f"entities: [{spans}]"
@@ -214,5 +220,5 @@ def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         raise DataError(
             f"{path} is a manifest of Ground Truth, which labels {name!r}.",
             f'Convert it: jq -c \'select(.["{metadata}"]["failure-reason"] | not) | '
-            f"{{text: .source, {labels}}}' {path.name} > train.jsonl",
+            f"{{{source}, {labels}}}' {path.name} > {path.stem}-rows.jsonl, and remove it.",
         )

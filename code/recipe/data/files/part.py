@@ -266,5 +266,7 @@ def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataErr
                 break
     return DataError(
         f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
-        "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
+        f"Convert it: iconv -f WINDOWS-1252 -t UTF-8 {path.name} > {path.stem}-utf8{path.suffix}, "
+        "and remove it. Chinese is rather in GB18030, Japanese in SHIFT_JIS, Korean in EUC-KR, "
+        "Russian in WINDOWS-1251.",
     )

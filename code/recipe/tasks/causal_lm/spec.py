@@ -33,8 +33,8 @@ _TOPICS = ("category", "topic", "original_question")
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
-    Column(role="input", names=("input",), kind=Kind.TEXT),
-    replace(_COMPLETION, names=("output",), setting=""),
+    Column(role="input", names=("input", "context"), kind=Kind.TEXT),  # Dolly's context
+    replace(_COMPLETION, names=("output", "response"), setting=""),
 ), extras=_TOPICS)  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
 

@@ -105,7 +105,7 @@ def _images(file: Read, settings: DataSettings, notes: list[str]) -> Part:
                     raise DataError(
                         f"{part.where(row)} names the image {name!r} in column {path_column!r}, "
                         f"and there is no file {image}.",
-                        "Give the paths of files from the folder of the table.",
+                        f"Give paths from the folder of the table, such as images/{name}.",
                     )
                 files[row] = str(image)
         problems.check()

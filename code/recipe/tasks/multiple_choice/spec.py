@@ -39,7 +39,10 @@ _ENDINGS = Column(
 )
 _LETTERED = Column(
     role="endings",
-    names=("a", "b", "c", "d", "e", "opa", "opb", "opc", "opd"),
+    names=(
+        *("a", "b", "c", "d", "e", "opa", "opb", "opc", "opd"),
+        *(f"{name}.{letter}" for name in ("options", "choices") for letter in "abcdefghij"),
+    ),
     kind=Kind.TEXT,
     is_repeated=True,
 )
