@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,18 @@ def test_folders_that_are_called_after_splits_are_no_classes(tmp_path: Path) -> 
         write(tmp_path / "test1" / f"{number}.png", number)
     with pytest.raises(DataError, match=r"named after splits \(test1, train\)"):
         load({"train": tmp_path})
+
+
+def test_folders_of_one_name_are_one_class_if_the_folders_beside_are_equal(tmp_path: Path) -> None:
+    for name in ("a/healthy", "a/blight", "b/healthy", "b/blight"):
+        for number in range(4):
+            write(tmp_path / name / f"{number}.png", number)
+    assert load({"train": tmp_path}).labels.names == ("blight", "healthy")
+    shutil.move(tmp_path / "b" / "blight", tmp_path / "b" / "rust")
+    with pytest.raises(DataError, match=r"a/healthy and .*b/healthy have .* mv \S+") as refusal:
+        load({"train": tmp_path})
+    shutil.move(*str(refusal.value).split()[-2:])
+    assert load({"train": tmp_path}).labels.names == ("b_healthy", "blight", "healthy", "rust")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "disk", "bytes"])

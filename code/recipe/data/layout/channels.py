@@ -162,10 +162,32 @@ def _image_folders(
     for folder in folders:
         by_parent.setdefault(folder.parent / "*", []).append(folder)
     assigned = splits.assign_by_names(root, list(by_parent), channel_split, notes)
-    return {
+    chosen = {
         split: [folder for parent in parents for folder in by_parent[parent]]
         for split, parents in assigned.items()
     }
+    for split_folders in chosen.values():
+        _check_shared_names(split_folders)
+    return chosen
+
+
+def _check_shared_names(folders: Sequence[Path]) -> None:
+    """Raise DataError if tomato/healthy and potato/healthy may be two classes: where each folder
+    holds the same names, such as site1 and site2 do, they are the same classes."""
+    siblings: dict[Path, set[str]] = {}
+    for folder in folders:
+        siblings.setdefault(folder.parent, set()).add(folder.name)
+    firsts: dict[str, Path] = {}
+    for folder in sorted(folders, key=lambda folder: len(folder.parts)):
+        first = firsts.setdefault(folder.name, folder)
+        if siblings[first.parent] != siblings[folder.parent]:
+            renamed = folder.parent.with_name(f"{folder.parent.name}_{folder.name}")
+            raise DataError(
+                f"{first} and {folder} have one name, and the folders beside them have others: "
+                "whether they are one class is not clear.",
+                "Move the images of a class into one folder. For classes of their own, rename "
+                f"each: mv {folder} {renamed}",
+            )
 
 
 def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
