@@ -92,19 +92,6 @@ def test_a_table_names_files(tmp_path: Path, kind: str) -> None:
         load({"train": tmp_path})
 
 
-def test_a_column_says_which_split_a_picture_is_of(tmp_path: Path) -> None:
-    rows = [f"{number}.png,{'ab'[number % 2]},{'train' if number < 8 else 'test'}" for number in
-            range(12)]  # fmt: skip
-    for number in range(12):
-        write(tmp_path / f"{number}.png", number)
-    (tmp_path / "metadata.csv").write_text("\n".join(["file_name,label,split", *rows]))
-    loaded = load({"train": tmp_path})
-    assert [Path(file).stem for file in loaded.train["file"]] == [
-        str(number) for number in range(8)
-    ]
-    assert sorted(Path(file).stem for file in loaded.evaluation["file"]) == ["10", "11", "8", "9"]
-
-
 def test_folders_that_are_called_after_splits_are_no_classes(tmp_path: Path) -> None:
     for number in range(4):  # dogs and cats as Kaggle packs them
         write(tmp_path / "train" / f"{('cat', 'dog')[number % 2]}.{number}.png", number)
