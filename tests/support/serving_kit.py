@@ -60,9 +60,10 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
     torch.manual_seed(seed)
     reader = tokenizer()
     sizes: dict[str, Any] = {"vocab_size": len(reader), "pad_token_id": 0}
-    if kind.startswith("Bert"):
+    if kind.startswith(("Bert", "Roberta")):
         usual = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
-        made: Any = transformers.BertConfig(
+        family = transformers.BertConfig if kind.startswith("Bert") else transformers.RobertaConfig
+        made: Any = family(
             num_attention_heads=2, max_position_embeddings=48, initializer_range=0.3, **sizes,
             **{**usual, **config},
         )  # fmt: skip

@@ -304,7 +304,8 @@ def _set_token(settings: ModelSettings) -> None:
 def _set_padding_token(
     source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Give a decoder without a padding token one: its head finds the last real token by it."""
+    """Let the model have the tokenizer's padding token, or the end token if it has none: the head
+    of a decoder finds the last real token by it. But RoBERTa counts positions from its own one."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ModelError(
@@ -313,7 +314,11 @@ def _set_padding_token(
             )
         tokenizer.pad_token = tokenizer.eos_token
         say(f"padding token: {tokenizer.eos_token}, the end token, as the tokenizer has none")
-    if model.config.pad_token_id is None:
+    counts_from_padding = any(
+        "position" in path.rpartition(".")[2] and getattr(module, "padding_idx", None) is not None
+        for path, module in model.named_modules()
+    )
+    if model.config.pad_token_id is None or not counts_from_padding:
         model.config.pad_token_id = tokenizer.pad_token_id
 
 

@@ -132,6 +132,7 @@ class Engine(Resumable):
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._is_synchronous = args.device.type == "cpu"
         self._arranged: Any = None
+        self._padding = getattr(getattr(model, "config", None), "pad_token_id", None)
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
 
@@ -151,6 +152,9 @@ class Engine(Resumable):
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader of this process's batches."""
+        # Training begins, for which the Trainer has put the tokenizer's padding token there.
+        if self._padding is not None:
+            self._bare_model().config.pad_token_id = self._padding
         return batches.training_loader(
             self._training,
             self._train_layout,

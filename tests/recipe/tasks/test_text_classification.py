@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 
 from tests.support import causal_kit
 from tests.support.jobs import Job, write
-from tests.support.serving_kit import Handlers
+from tests.support.serving_kit import Handlers, save
 from tests.support.words import reviews
 
 pytestmark = pytest.mark.heavy
@@ -64,6 +64,20 @@ def test_a_decoder_is_a_classifier_too(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads((job.model / "config.json").read_text())["pad_token_id"] == 0
     answers = ask(job, GOOD, f"the the the the {BAD}")
     assert [answer["label"] for answer in answers] == ["pos", "neg"]
+
+
+@pytest.mark.parametrize(("kind", "trains"), [("Llama", False), ("Roberta", True)])
+def test_two_padding_tokens_change_no_answer(tmp_path: Path, kind: str, trains: bool) -> None:
+    start = save(f"{kind}ForSequenceClassification", tmp_path / "start")
+    settings = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps({**settings, "pad_token_id": 4}))
+    rows = [(text[: 40 - index], f"LABEL_{index % 2}") for index, (text, _) in enumerate(reviews(40))]
+    job = trained(tmp_path, start, rows, "--do_predict", "True", "--do_train", str(trains))
+    lines = (job.output / "predictions.jsonl").read_text().splitlines()
+    scores = Handlers(job.model if trains else start).ask({"inputs": [text for text, _ in rows[32:]]})
+    assert [json.loads(line)["score"] for line in lines] == pytest.approx(
+        [answer["score"] for answer in scores], rel=1e-4
+    )
 
 
 # transformers 5.23 has a new name for it, which transformers 4 does not know.
