@@ -97,9 +97,11 @@ class LoadedModel:
         prefix: str = "",
         languages: Mapping[str, str | None] | None = None,
         tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
+        needed: int | None = None,
     ) -> Prepared:
-        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each. Raise
-        BadRequest if a text is too long, and the parameter `truncation` forbids to truncate it.
+        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each valid one.
+        Invalid ones have no token, or not the `needed` one, or are too long and the parameter
+        `truncation` forbids to truncate them. Raise BadRequest for one that is not a record.
 
         Args:
             prefix: The text before each text.
@@ -136,18 +138,31 @@ class LoadedModel:
                     rows += map(TokenRow, encode(tokenizer, heads, limit))
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)
-        inputs = inputs.with_tokens(request, [row.ids for row in rows])
-        rows = [row for row in rows if row.ids]
+        # For a text without tokens the model would compute nothing, or the padding.
+        lacking = "has no token: it is empty, or has nothing that the model's tokenizer knows."
+        if needed is not None:
+            name = tokenizer.convert_ids_to_tokens(needed)
+            lacking = (
+                f"has no {name} among its first {limit} tokens. Write it where a word is missing."
+            )
+        invalid = {
+            index: lacking
+            for index, row in enumerate(rows)
+            if not row.ids or needed not in (None, *row.ids)
+        }
+        inputs = inputs.without(request, invalid)
+        rows = [row for index, row in enumerate(rows) if index not in invalid]
         truncated = [
             index
             for index, row in enumerate(rows)
             if len(row.ids) == limit and self.is_longer(inputs.values[index], limit, prefix)
         ]
         if truncated and request.parameters.get("truncation") in UNCUT:
-            raise BadRequest(
-                f"Input {truncated[0] + 1} is longer than the {limit} tokens that are read. "
-                "Shorten it, or leave truncation out to truncate it."
-            )
+            advice = "Shorten it, or leave truncation out to truncate it."
+            message = f"is longer than the {limit} tokens that are read. {advice}"
+            inputs = inputs.without(request, dict.fromkeys(truncated, message))
+            rows = [row for index, row in enumerate(rows) if index not in truncated]
+            truncated = []
         sizes = [len(row.ids) for row in rows]
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,

@@ -71,10 +71,14 @@ def test_two_padding_tokens_change_no_answer(tmp_path: Path, kind: str, trains: 
     start = save(f"{kind}ForSequenceClassification", tmp_path / "start")
     settings = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(json.dumps({**settings, "pad_token_id": 4}))
-    rows = [(text[: 40 - index], f"LABEL_{index % 2}") for index, (text, _) in enumerate(reviews(40))]
+    rows = [
+        (text[: 40 - index], f"LABEL_{index % 2}") for index, (text, _) in enumerate(reviews(40))
+    ]
     job = trained(tmp_path, start, rows, "--do_predict", "True", "--do_train", str(trains))
     lines = (job.output / "predictions.jsonl").read_text().splitlines()
-    scores = Handlers(job.model if trains else start).ask({"inputs": [text for text, _ in rows[32:]]})
+    scores = Handlers(job.model if trains else start).ask(
+        {"inputs": [text for text, _ in rows[32:]]}
+    )
     assert [json.loads(line)["score"] for line in lines] == pytest.approx(
         [answer["score"] for answer in scores], rel=1e-4
     )

@@ -178,19 +178,16 @@ class Inputs:
     faults: Mapping[int, str] = field(default_factory=dict)
     """Error messages of invalid records, by their positions in the answer."""
 
-    def with_tokens(self, request: Request, tokens: Sequence[Sequence[int]]) -> Inputs:
-        """Return the inputs that have tokens. For one without, such as "" if the tokenizer adds no
-        special tokens, the model would compute nothing, or the padding: raise BadRequest unless it
-        is one of several records."""
-        empty = {index for index, ids in enumerate(tokens) if not ids}
-        if not empty:
+    def without(self, request: Request, invalid: Mapping[int, str]) -> Inputs:
+        """Return the inputs except those at the positions `invalid`, with what is wrong with each.
+        Raise BadRequest for the first of them unless they are some of several records."""
+        if not invalid:
             return self
         indices = _valid(self.values, self.faults)
-        message = "has no token: it is empty, or has nothing that the model's tokenizer knows"
-        if not request.records or len(empty) == len(self.values):
-            raise BadRequest(f"Input {indices[min(empty)] + 1} {message}.")
-        faults = {indices[index]: f"The input {message}." for index in empty}
-        kept = [text for index, text in enumerate(self.values) if index not in empty]
+        if not request.records or len(invalid) == len(self.values):
+            raise BadRequest(f"Input {indices[min(invalid)] + 1} {invalid[min(invalid)]}")
+        faults = {indices[index]: f"The input {message}" for index, message in invalid.items()}
+        kept = [text for index, text in enumerate(self.values) if index not in invalid]
         return replace(self, values=kept, faults={**self.faults, **faults})
 
 

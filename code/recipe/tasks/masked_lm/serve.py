@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, Prepared, Request, a_text
 from recipe.backend.rows import Reading
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
@@ -56,17 +56,11 @@ class MaskFiller(ServedTask):
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS, "fill-mask")
         mask = self.loaded.tokenizer.mask_token_id
-        prepared = self.loaded.encode(request, request.read(a_text))
+        prepared = self.loaded.encode(request, request.read(a_text), needed=mask)
         rows = [
             replace(row, keep=[index for index, token in enumerate(row.ids) if token == mask])
             for row in prepared.work
         ]
-        for position, row in enumerate(rows):
-            if not row.keep:
-                raise BadRequest(
-                    f"Input {position + 1} has no {self.loaded.tokenizer.mask_token} among its "
-                    f"first {self.loaded.max_length} tokens. Write it where a word is missing."
-                )
         count = min(request.parameters.get("top_k", _TOP_K), len(self.loaded.tokenizer))
         # Each entry repeats the whole text, which is decoded anew for it.
         filled = [len(row.keep) * count for row in rows]
