@@ -225,6 +225,22 @@ def test_batch_normalization_counts_the_images_of_a_step_alone(tmp_path: Path) -
         torch.testing.assert_close(trained[name], value, msg=name)
 
 
+def test_adapters_train_without_moving_averages(tmp_path: Path) -> None:
+    config = transformers.MobileViTConfig(
+        image_size=32, hidden_sizes=[8] * 3, neck_hidden_sizes=[8] * 7, num_attention_heads=2
+    )
+    start = transformers.MobileViTForImageClassification(config)
+    start.save_pretrained(tmp_path / "start")
+    processor_of("vit").save_pretrained(tmp_path / "start")
+    for number in range(4):
+        write(tmp_path / "train" / ("cat", "dog")[number % 2] / f"{number}.png", 60 * number)
+    argv = ("--epochs", "1", "--eval_strategy", "no", "--lora_r", "2")
+    jobs.run(tmp_path / "job", tmp_path / "start", {"train": tmp_path / "train"}, *argv)
+    trained = load_file(tmp_path / "job" / "model" / "model.safetensors")
+    for name, value in start.named_buffers():
+        torch.testing.assert_close(trained[name], value, msg=name)
+
+
 def test_what_is_drawn_depends_on_seed_epoch_and_row_alone() -> None:
     samples, layout, _ = samples_of("vit", augmentation="flip")
     plain, _, _ = samples_of("vit")

@@ -1,5 +1,6 @@
 """task=summarization, translation, text2text-generation: what is read, learned and scored."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from transformers import DataCollatorForSeq2Seq
 from transformers.trainer_pt_utils import LabelSmoother
 
 from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
+from recipe.compat import new_weights
 from recipe.data.held_out import DataSets
-from recipe.errors import HyperparameterError
+from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import encoder_decoders
 from recipe.models.pretrained import Source
@@ -184,15 +186,22 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
     assert settings.forced_bos_token_id == named("fra_Latn")
 
 
-def test_the_saved_marian_is_the_trained_one(tmp_path: Path) -> None:
+def test_the_saved_marian_is_the_trained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = serving_kit.save("MarianMTModel", tmp_path / "start")
     rows = [{"document": source, "summary": target} for source, target in PAIRS]
     channels = {name: write(tmp_path / name, rows, name) for name in ("train", "test")}
-    argv = ("--task", "summarization", "--predict_with_generate", "False", "--lr", "1e-2")
+    argv = ("--task", "summarization", "--predict_with_generate", "False", "--lr", "1e-2",
+            "--save_steps", "2")  # fmt: skip
     trained = jobs.run(tmp_path / "job", start, channels, *argv)
     options = ("--do_train", "False", "--do_eval", "True")
     saved = jobs.run(tmp_path / "again", tmp_path / "job" / "model", channels, *argv, *options)
     assert saved["eval_loss"] == pytest.approx(trained["eval_loss"], rel=1e-5)
+    monkeypatch.setattr(new_weights, "freeze_unsaved", lambda model: None)
+    shutil.rmtree(tmp_path / "job" / "checkpoints" / "checkpoint-3")
+    with pytest.raises(CheckpointError, match=r"trains \d+ weights, and this version"):
+        jobs.run(tmp_path / "job", start, channels, *argv)
 
 
 def test_a_pair_longer_than_every_planned_shape_has_room() -> None:
