@@ -141,28 +141,22 @@ class LoadedModel:
         # For a text without tokens the model would compute nothing, or the padding.
         lacking = "has no token: it is empty, or has nothing that the model's tokenizer knows."
         if needed is not None:
-            name = tokenizer.convert_ids_to_tokens(needed)
-            lacking = (
-                f"has no {name} among its first {limit} tokens. Write it where a word is missing."
-            )
-        invalid = {
-            index: lacking
-            for index, row in enumerate(rows)
-            if not row.ids or needed not in (None, *row.ids)
-        }
+            word = tokenizer.convert_ids_to_tokens(needed)
+            advice = "Write it where a word is missing."
+            lacking = f"has no {word} among its first {limit} tokens. {advice}"
+        invalid, cut = {}, set()
+        for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            if not row.ids or needed not in (None, *row.ids):
+                invalid[index] = lacking
+            elif len(row.ids) == limit and self.is_longer(text, limit, prefix):
+                cut.add(index)
+                if request.parameters.get("truncation") in UNCUT:
+                    advice = "Shorten it, or leave truncation out to truncate it."
+                    invalid[index] = f"is longer than the {limit} tokens that are read. {advice}"
         inputs = inputs.without(request, invalid)
-        rows = [row for index, row in enumerate(rows) if index not in invalid]
-        truncated = [
-            index
-            for index, row in enumerate(rows)
-            if len(row.ids) == limit and self.is_longer(inputs.values[index], limit, prefix)
-        ]
-        if truncated and request.parameters.get("truncation") in UNCUT:
-            advice = "Shorten it, or leave truncation out to truncate it."
-            message = f"is longer than the {limit} tokens that are read. {advice}"
-            inputs = inputs.without(request, dict.fromkeys(truncated, message))
-            rows = [row for index, row in enumerate(rows) if index not in truncated]
-            truncated = []
+        kept = [index for index in range(len(rows)) if index not in invalid]
+        rows = [rows[index] for index in kept]
+        truncated = [position for position, index in enumerate(kept) if index in cut]
         sizes = [len(row.ids) for row in rows]
         return Prepared(
             request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,

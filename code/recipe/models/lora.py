@@ -92,28 +92,23 @@ def wrap(
             f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
             f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
         )
-    _keep_averages(wrapped)
+    keep_averages(wrapped)
     config.task_type = task  # which loading the adapter needs
     trained, whole = wrapped.get_nb_trainable_parameters()
     say_row("LoRA", f"rank {config.r}, {trained:,} of {whole:,} parameters are trained")
     return wrapped
 
 
-def _keep_averages(adapted: Any) -> None:
+def keep_averages(adapted: Any) -> None:
     """Let batch normalizations of frozen layers use their averages in training, too: neither
     adapters nor checkpoints of them could keep other ones. Those of a head are trained in full."""
-
-    def stay(module: Any, mode: bool = True) -> Any:
-        return module
-
     saved = adapted.state_dict()
     for name, module in adapted.named_modules():
-        has_averages = any(
-            buffer.is_floating_point() and f"{name}.{key}" in saved
-            for key, buffer in module.named_buffers(recurse=False)
-        )
-        if has_averages and ".modules_to_save." not in name:
-            module.eval().train = functools.partial(stay, module)
+        buffers = module.named_buffers(recurse=False)
+        if ".modules_to_save." not in name and any(
+            f"{name}.{key}" in saved and value.is_floating_point() for key, value in buffers
+        ):
+            module.eval().train = lambda mode=True, module=module: module
 
 
 def tied(adapted: Any) -> str:

@@ -86,14 +86,12 @@ def load_optimizer(optimizer: Any, folder: Path) -> None:
     """Load a checkpoint's optimizer state, whatever the sharding of the weights is now. Raise
     CheckpointError if it trains other weights."""
     stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-    was, now = (
-        [len(group["params"]) for group in groups]
-        for groups in (stored["param_groups"], optimizer.param_groups)
-    )
+    both = stored["param_groups"], optimizer.param_groups
+    was, now = ([len(group["params"]) for group in groups] for groups in both)
     if was != now:
         raise CheckpointError(
             f"Checkpoint {folder} cannot be resumed from: it trains {sum(was)} weights, and this "
-            f"version of the recipe {sum(now)} (those that the saved model has).",
+            f"version of the recipe {sum(now)}.",
             "Set resume_from_checkpoint=False to train from the beginning, or another output_dir.",
         )
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]

@@ -110,15 +110,6 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     assert "is merged into its base" in capsys.readouterr().out
 
 
-def test_an_adapter_whose_base_cannot_be_had_names_both(base: Path, tmp_path: Path) -> None:
-    folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
-    base.rename(tmp_path / "gone")
-    with pytest.raises(ModelError, match="the base model") as caught:
-        Origin.find(str(folder), {})
-    for word in (str(folder), str(base), "HF_MODEL_ID"):
-        assert word in str(caught.value)
-
-
 def test_a_model_in_the_folder_and_another_one_by_name_are_refused(
     base: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What else the recipe trains: numbers, sets of labels with thresholds, decoders; and how."""
+"""What else the recipe trains: sets of labels with thresholds, decoders; and how."""
 
 import json
 import re
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from tests.support import causal_kit
 from tests.support.jobs import Job, write
 from tests.support.serving_kit import Handlers, save
 from tests.support.words import reviews
@@ -39,65 +38,27 @@ def ask(job: Job, *texts: str, **parameters: Any) -> Any:
     return Handlers(job.model).ask({"inputs": list(texts), "parameters": parameters})
 
 
-def test_fractions_are_learned_as_numbers(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "padding", "argv"),
+    [("Llama", 4, ["--do_train", "False"]), ("Llama", None, []), ("Roberta", 4, [])],
+)
+def test_answers_are_those_of_the_evaluation_with_any_padding_tokens(
+    tmp_path: Path, kind: str, padding: int | None, argv: list[str]
 ) -> None:
-    rows = [(text, 0.75 if label == "pos" else -1.25) for text, label in reviews(200)]
-    job = trained(tmp_path, tiny_model, rows)
-    assert "label: a number from -1.25 to 0.75" in capsys.readouterr().out
-    assert job.metrics["eval_pearson"] > 0.95
-    assert job.metrics["eval_mse"] == pytest.approx(job.metrics["eval_loss"], rel=1e-3)
-    good, bad = ask(job, GOOD, BAD)
-    assert good["label"] == "label"
-    assert (good["score"], bad["score"]) == pytest.approx((0.75, -1.25), abs=0.4)
-
-
-@pytest.mark.long
-def test_a_decoder_is_a_classifier_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = causal_kit.make_model("llama", tmp_path / "start")
-    rows = [
-        (f"{'the ' * (index % 7)}{text}", label) for index, (text, label) in enumerate(reviews(160))
-    ]
-    job = trained(tmp_path, model, rows, "--max_length", "96")
-    assert "padding token: </s>, the end token" in capsys.readouterr().out
-    assert job.metrics["eval_accuracy"] == 1.0
-    assert json.loads((job.model / "config.json").read_text())["pad_token_id"] == 0
-    answers = ask(job, GOOD, f"the the the the {BAD}")
-    assert [answer["label"] for answer in answers] == ["pos", "neg"]
-
-
-@pytest.mark.parametrize(("kind", "trains"), [("Llama", False), ("Roberta", True)])
-def test_two_padding_tokens_change_no_answer(tmp_path: Path, kind: str, trains: bool) -> None:
-    start = save(f"{kind}ForSequenceClassification", tmp_path / "start")
-    settings = json.loads((start / "config.json").read_text())
-    (start / "config.json").write_text(json.dumps({**settings, "pad_token_id": 4}))
-    rows = [
-        (text[: 40 - index], f"LABEL_{index % 2}") for index, (text, _) in enumerate(reviews(40))
-    ]
-    job = trained(tmp_path, start, rows, "--do_predict", "True", "--do_train", str(trains))
+    start = save(f"{kind}ForSequenceClassification", tmp_path / "model")
+    edits: dict[str, Any] = {"config.json": {"pad_token_id": padding}}
+    if padding is None:
+        edits["tokenizer_config.json"] = {"pad_token": None, "eos_token": "[SEP]"}
+    for name, values in edits.items():
+        settings = json.loads((start / name).read_text())
+        (start / name).write_text(json.dumps({**settings, **values}))
+    texts = [text[: 40 - index] for index, (text, _) in enumerate(reviews(40))]
+    labelled = [(text, f"LABEL_{len(text) % 2}") for text in texts]
+    job = trained(tmp_path, start, labelled, "--do_predict", "True", *argv)
     lines = (job.output / "predictions.jsonl").read_text().splitlines()
-    scores = Handlers(job.model if trains else start).ask(
-        {"inputs": [text for text, _ in rows[32:]]}
-    )
     assert [json.loads(line)["score"] for line in lines] == pytest.approx(
-        [answer["score"] for answer in scores], rel=1e-4
+        [answer["score"] for answer in ask(job, *texts[32:])], rel=1e-4
     )
-
-
-# transformers 5.23 has a new name for it, which transformers 4 does not know.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
-def test_what_shapes_a_training_is_passed_on(tmp_path: Path, tiny_model: Path) -> None:
-    """Accumulation, checkpointing, smoothing, class weights, and the best model by early stopping."""
-    rows = [row for row in reviews(120) if row[1] == "pos" or "0" in row[0]]
-    arguments = ["--early_stopping_patience", "1", "--metric_for_best_model", "eval_f1_macro"]
-    arguments += ["--early_stopping_threshold", "2", "--class_weight", "balanced"]
-    arguments += ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True"]
-    arguments += ["--label_smoothing_factor", "0.1", "--epochs", "9"]
-    job = trained(tmp_path, tiny_model, rows, *arguments)
-    assert job.metrics["epoch"] == 2, "no f1 is better by 2, so the second evaluation is the last"
-    state = json.loads(next(job.checkpoints.rglob("trainer_state.json")).read_text())
-    per_epoch = -(-(len(rows) * 4 // 5) // 16)
-    assert state["best_global_step"] in (per_epoch, 2 * per_epoch)
 
 
 def test_sets_of_labels_and_their_thresholds_are_learned_kept_and_used(
