@@ -94,6 +94,7 @@ PARTS = (
          None, NEWER, inside=True),
     # transformers' models and pipelines.
     Seam("transformers:PreTrainedModel", "_no_split_modules", "the blocks to shard"),
+    Seam("transformers:PreTrainedModel", "_keys_to_ignore_on_save", "weights that stay untrained"),
     Seam("transformers:PreTrainedConfig", "_attn_implementation", "the masks of packed batches",
          None, NEWER),
     Seam("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),

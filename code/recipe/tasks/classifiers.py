@@ -92,13 +92,13 @@ class Classification(Task):
         model_ids = [names.index(name) for name in known.names]
         data_ids = [known.ids.get(name, 0) for name in names]
 
-        def renumber(label: Any) -> Any:
-            is_id = known.problem == SINGLE
-            return model_ids[label] if is_id else [label[data_id] for data_id in data_ids]
-
         def renumbered(split: datasets.Dataset) -> datasets.Dataset:
-            kind = split.data.schema.field(LABEL).type
-            column: Any = pa.array(map(renumber, split[LABEL]), kind)
+            is_id = known.problem == SINGLE
+            numbers = [
+                model_ids[label] if is_id else [label[data_id] for data_id in data_ids]
+                for label in split[LABEL]
+            ]
+            column: Any = pa.array(numbers, split.data.schema.field(LABEL).type)
             return split.remove_columns(LABEL).add_column(LABEL, column)
 
         self.data = dataclasses.replace(

@@ -152,9 +152,9 @@ class Engine(Resumable):
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """Return the loader of this process's batches."""
-        # Training begins, for which the Trainer has put the tokenizer's padding token there.
-        if self._padding is not None:
-            self._bare_model().config.pad_token_id = self._padding
+        if self._padding is not None:  # the Trainer has put the tokenizer's there
+            model: Any = self.model
+            model.config.pad_token_id = self._padding
         return batches.training_loader(
             self._training,
             self._train_layout,

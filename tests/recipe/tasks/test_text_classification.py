@@ -18,8 +18,6 @@ from tests.support.words import reviews
 pytestmark = pytest.mark.heavy
 FAST = ("--batch_size", "8", "--lr", "5e-3", "--bf16", "False", "--epochs", "4", "--max_length",
         "32")  # fmt: skip
-GOOD = "the film number 7 was good , truly great"
-BAD = "the film number 8 was bad , truly awful"
 
 
 def trained(base: Path, model: Path, rows: Sequence[tuple[str, Any]], *argv: str) -> Job:
@@ -46,9 +44,8 @@ def test_answers_are_those_of_the_evaluation_with_any_padding_tokens(
     tmp_path: Path, kind: str, padding: int | None, argv: list[str]
 ) -> None:
     start = save(f"{kind}ForSequenceClassification", tmp_path / "model")
-    edits: dict[str, Any] = {"config.json": {"pad_token_id": padding}}
-    if padding is None:
-        edits["tokenizer_config.json"] = {"pad_token": None, "eos_token": "[SEP]"}
+    tokens = {} if padding else {"pad_token": None, "eos_token": "[SEP]"}
+    edits = {"config.json": {"pad_token_id": padding}, "tokenizer_config.json": tokens}
     for name, values in edits.items():
         settings = json.loads((start / name).read_text())
         (start / name).write_text(json.dumps({**settings, **values}))

@@ -64,14 +64,11 @@ class TextClassification(Classification):
         if PAIR in self.train.column_names:
             self.sample_kind = pretrained.PAIR_OF_TEXTS
         self._tuned: Mapping[str, float] = {}
-        self.check_best(SCORES_OF[self.data.labels.problem])
         problem = self.data.labels.problem
-        smoothing = settings.passed.get("label_smoothing_factor")
-        class_settings = {
-            "class_weight": settings.class_weight,
-            "label_smoothing_factor": smoothing,
-        }
-        for name, value in class_settings.items():
+        self.check_best(SCORES_OF[problem])
+        smoothing = "label_smoothing_factor"
+        values = {"class_weight": settings.class_weight, smoothing: settings.passed.get(smoothing)}
+        for name, value in values.items():
             if problem != SINGLE and value:
                 what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
                 raise HyperparameterError(
