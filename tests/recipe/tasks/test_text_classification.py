@@ -38,7 +38,11 @@ def ask(job: Job, *texts: str, **parameters: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "padding", "argv"),
-    [("Llama", 4, ["--do_train", "False"]), ("Llama", None, []), ("Roberta", 4, [])],
+    [
+        ("Llama", 4, ["--do_train", "False"]),
+        ("Llama", None, []),
+        ("Roberta", 1, []),
+    ],  # texts have [UNK], which is 1,
 )
 def test_answers_are_those_of_the_evaluation_with_any_padding_tokens(
     tmp_path: Path, kind: str, padding: int | None, argv: list[str]
