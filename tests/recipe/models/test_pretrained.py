@@ -216,8 +216,7 @@ def test_an_adapter_is_no_model_to_train(tmp_path: Path, has_config: bool) -> No
 
 
 def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
-    for entry in tiny_model.iterdir():
-        (tmp_path / entry.name).write_bytes(entry.read_bytes())
+    shutil.copytree(tiny_model, tmp_path, dirs_exist_ok=True)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     source = pretrained.find(str(tmp_path), {})

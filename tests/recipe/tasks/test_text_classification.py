@@ -38,11 +38,7 @@ def ask(job: Job, *texts: str, **parameters: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "padding", "argv"),
-    [
-        ("Llama", 4, ["--do_train", "False"]),
-        ("Llama", None, []),
-        ("Roberta", 1, []),
-    ],  # texts have [UNK], which is 1,
+    [("Llama", 4, ["--do_train", "False"]), ("Llama", None, []), ("Roberta", 1, [])],
 )
 def test_answers_are_those_of_the_evaluation_with_any_padding_tokens(
     tmp_path: Path, kind: str, padding: int | None, argv: list[str]
@@ -53,6 +49,7 @@ def test_answers_are_those_of_the_evaluation_with_any_padding_tokens(
     for name, values in edits.items():
         settings = json.loads((start / name).read_text())
         (start / name).write_text(json.dumps({**settings, **values}))
+    # The token 1 is [UNK], which they have.
     texts = [text[: 40 - index] for index, (text, _) in enumerate(reviews(40))]
     labelled = [(text, f"LABEL_{len(text) % 2}") for text in texts]
     job = trained(tmp_path, start, labelled, "--do_predict", "True", *argv)
