@@ -27,6 +27,7 @@ from recipe.backend.rows import (
     kept_positions,
     to_device,
 )
+from recipe.batching import packing
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
@@ -121,13 +122,7 @@ class PackedRows:
         first = self.family.first_position(model.config)
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        if first:
-            # RoBERTa's family does not count padding tokens, which a text may contain.
-            counted = np.concatenate([[0], np.cumsum(ids[:real] != first - 1)])
-            count = counted[1:] - counted[begins]
-            positions[:real] = first - 1 + np.where(ids[:real] != first - 1, count, 0)
-        else:
-            positions[:real] = np.arange(real) - begins
+        positions[:real] = packing.text_positions(ids[:real], begins, first)
         parts = [ids, positions, starts]
         if self.takes_types and any(row.types for row in rows):
             types = np.zeros_like(ids)

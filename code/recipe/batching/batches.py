@@ -81,13 +81,8 @@ class Packed:
         positions = np.full_like(ids, self.first_position)
         segments, types = np.zeros_like(ids), np.zeros_like(ids)
         ids[to] = samples.token_ids[source]
-        positions[to] += within
-        if self.first_position:
-            # RoBERTa's family does not count padding tokens, which a text may contain.
-            real = samples.token_ids[source] != self.first_position - 1
-            counted = np.append(0, np.cumsum(real))
-            count_before = counted[np.arange(len(within)) - within]
-            positions[to] = np.where(real, counted[1:] - count_before, 0) + self.first_position - 1
+        begins = np.arange(len(within)) - within
+        positions[to] = packing.text_positions(ids[to], begins, self.first_position)
         segments[to] = numbers[owners]
         arrays = {"input_ids": ids, "position_ids": positions, "segments": segments}
         if self.typed:

@@ -115,6 +115,19 @@ class _Portions(Sequence[Rows]):
         return [order[step] for step in dealt]
 
 
+def text_positions(ids: Rows, begins: Rows, first: int) -> Rows:
+    """Return the positions [tokens] of texts end to end, counted from `first` in each. RoBERTa's
+    family does not count padding tokens, `first - 1`, which a text may contain.
+
+    Args:
+        ids: [tokens].
+        begins: [tokens]: the index of the first token of a token's text.
+    """
+    is_counted = ids != first - 1
+    counts = np.append(0, np.cumsum(is_counted))
+    return np.where(is_counted, counts[1:] - counts[begins], 0) + first - 1
+
+
 def permuted(start: int, end: int, count: int, seed: Sequence[int]) -> Rows:
     """Return positions `start` to `end` of a random permutation of `range(count)`, without
     computing the rest.
