@@ -116,13 +116,9 @@ class _Portions(Sequence[Rows]):
 
 
 def text_positions(ids: Rows, begins: Rows, first: int) -> Rows:
-    """Return the positions [tokens] of texts end to end, counted from `first` in each. RoBERTa's
-    family does not count padding tokens, `first - 1`, which a text may contain.
-
-    Args:
-        ids: [tokens].
-        begins: [tokens]: the index of the first token of a token's text.
-    """
+    """Return the positions [tokens] of texts end to end, counted from `first` in each; `begins`
+    [tokens] are the indices of their first tokens. RoBERTa's family does not count padding tokens,
+    `first - 1`, which a text may contain."""
     is_counted = ids != first - 1
     counts = np.append(0, np.cumsum(is_counted))
     return np.where(is_counted, counts[1:] - counts[begins], 0) + first - 1
