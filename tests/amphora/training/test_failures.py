@@ -72,6 +72,7 @@ class Case:
     "ModuleNotFoundError: No module named 'my_helper'": "dependencies=",
     "ModuleNotFoundError: No module named 'torch_xla'": "image for Trainium",
     "ModuleNotFoundError: No module named 'smdistributed'": "DistributedDataParallel",
+    "ModuleNotFoundError: No module named 'sagemaker_containers'": "is now sagemaker_training",
     "ModuleNotFoundError: No module named 'horovod'": "image is for PyTorch",
     "ImportError: cannot import name 'load_metric' from 'datasets' (datasets/__init__.py)": "evaluate.load",
     "ImportError: cannot import name 'HfFolder' from 'huggingface_hub' (__init__.py)": "get_token",
@@ -259,6 +260,7 @@ def test_exception(case: Case, tmp_path: Path, preloaded: Mapping[str, str]) -> 
         1, ("script.py:2", "tar: data.tgz: no such file"), "subprocess.CalledProcessError",
     ),
     "interrupt": Case("raise KeyboardInterrupt", 130, (), "KeyboardInterrupt"),
+    "exit with words": Case("raise SystemExit('bad split')", 1, ("bad split",)),
     "bad argument": Case(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\np.parse_args()",
         2, ("invalid float value: 'fast'",), hyperparameters=(("lr", "fast"),),

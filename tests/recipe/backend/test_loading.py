@@ -101,6 +101,8 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
     environ = {}
     if is_named:
         environ["HF_MODEL_ID"] = str(base.rename(folder / "elsewhere"))
+        with pytest.raises(ModelError, match=rf"{folder} .* base model '{base}'.*Set HF_MODEL_ID"):
+            Origin.find(str(folder), {})
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     task = registry.load(str(folder), environ)
     assert isinstance(task, Generator)

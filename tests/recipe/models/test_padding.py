@@ -19,14 +19,8 @@ from recipe.tokenization.encoding import refuse_types
 END, PAD = 1, 0
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 ENCODER = {"hidden_size": 16, "max_position_embeddings": 64, **LAYERS}
-T5 = {
-    "d_model": 16,
-    "d_kv": 8,
-    "num_layers": 1,
-    "num_heads": 2,
-    "d_ff": 16,
-    "decoder_start_token_id": PAD,
-}
+T5 = {"d_model": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "d_ff": 16,
+      "decoder_start_token_id": PAD}  # fmt: skip
 BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
         "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
         "max_position_embeddings": 64, "decoder_start_token_id": END}  # fmt: skip
