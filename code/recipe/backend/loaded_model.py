@@ -99,9 +99,9 @@ class LoadedModel:
         tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
         needed: int | None = None,
     ) -> Prepared:
-        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each valid one.
-        Invalid ones have no token, or not the `needed` one, or are too long and the parameter
-        `truncation` forbids to truncate them. Raise BadRequest for one that is not a record.
+        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each valid one. A
+        text is invalid if it has no token, or is too long and the parameter `truncation` forbids to
+        truncate it. An invalid record is answered by an error; other ones raise BadRequest.
 
         Args:
             prefix: The text before each text.
@@ -109,6 +109,7 @@ class LoadedModel:
                 no mark.
             tokenize: Called with texts, each after the prefix, and the length at which to cut them,
                 instead of the tokenizer.
+            needed: A token without which a text is invalid.
         """
         texts: Sequence[Text] = inputs.values
         read, tokenizer = 0, self.tokenizer
@@ -129,39 +130,41 @@ class LoadedModel:
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
             with cutting(tokenizer, side):
-                if tokenize is not None:
-                    rows += tokenize(some, limit)
-                elif self.typed or is_paired:
-                    rows += [self._typed_row(text, limit) for text in some]
-                else:
-                    heads = [bounds.beginning(tokenizer, str(text), limit) for text in some]
-                    rows += map(TokenRow, encode(tokenizer, heads, limit))
+                rows += (tokenize or self._tokenize)(some, limit)
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)
         # For a text without tokens the model would compute nothing, or the padding.
         lacking = "has no token: it is empty, or has nothing that the model's tokenizer knows."
         if needed is not None:
             word = tokenizer.convert_ids_to_tokens(needed)
-            advice = "Write it where a word is missing."
-            lacking = f"has no {word} among its first {limit} tokens. {advice}"
-        invalid, cut = {}, set()
+            lacking = f"has no {word} among its first {limit} tokens."
+            lacking += " Write it where a word is missing."
+        too_long = f"is longer than the {limit} tokens that are read."
+        too_long += " Shorten it, or leave truncation out to truncate it."
+        invalid: dict[int, str] = {}
+        work: list[TokenRow] = []
+        truncated = []
         for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            if not row.ids or needed not in (None, *row.ids):
+            is_cut = len(row.ids) == limit and self.is_longer(text, limit, prefix)
+            if not row.ids or (needed is not None and needed not in row.ids):
                 invalid[index] = lacking
-            elif len(row.ids) == limit and self.is_longer(text, limit, prefix):
-                cut.add(index)
-                if request.parameters.get("truncation") in UNCUT:
-                    advice = "Shorten it, or leave truncation out to truncate it."
-                    invalid[index] = f"is longer than the {limit} tokens that are read. {advice}"
-        inputs = inputs.without(request, invalid)
-        kept = [index for index in range(len(rows)) if index not in invalid]
-        rows = [rows[index] for index in kept]
-        truncated = [position for position, index in enumerate(kept) if index in cut]
-        sizes = [len(row.ids) for row in rows]
+            elif is_cut and request.parameters.get("truncation") in UNCUT:
+                invalid[index] = too_long
+            else:
+                if is_cut:
+                    truncated.append(len(work))
+                work.append(row)
+        sizes = [len(row.ids) for row in work]
         return Prepared(
-            request=request, inputs=inputs, sizes=sizes, tokens=sum(sizes), truncated=truncated,
-            work=rows,
+            request=request, inputs=inputs.without(request, invalid), sizes=sizes,
+            tokens=sum(sizes), truncated=truncated, work=work,
         )  # fmt: skip
+
+    def _tokenize(self, texts: Sequence[Text], limit: int) -> list[TokenRow]:
+        if self.typed or not all(isinstance(text, str) for text in texts):
+            return [self._typed_row(text, limit) for text in texts]
+        heads = [bounds.beginning(self.tokenizer, str(text), limit) for text in texts]
+        return list(map(TokenRow, encode(self.tokenizer, heads, limit)))
 
     def _typed_row(self, text: Text, limit: int) -> TokenRow:
         """Return the tokens of a text or a pair, with their types."""

@@ -1,10 +1,10 @@
 """Make batches of texts of which some tokens are learned: their successors, tags or originals.
 
-In addition to the tensors of all layouts (`batches`), a batch has three with a slot for each
-learned token, of one size for all but rare fuller batches: `positions`, where its output is in the
-flattened blocks (the model's head is computed for these only); `targets`, what it learns
-(`NOT_LEARNED` in an unused slot); and `owners`, the number of its text in the batch. `samples` is
-the number of texts that the batch has room for.
+Besides the tensors of all layouts (`batches`), a batch has three tensors [slots], with a slot for
+each learned token; only rare batches need more slots than the others. `positions` are the indices
+of these tokens in the flattened blocks: the head is computed for them only. `targets` are the
+tokens or tags to learn, `NOT_LEARNED` in unused slots. `owners` are the indices of their texts in
+the batch. The number `samples` is how many texts a batch can hold.
 
 If the tags of words are evaluated, `within` [slots] has the position of each token in its text, and
 `words` is the number of positions that a text may have.

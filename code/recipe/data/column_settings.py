@@ -112,7 +112,7 @@ def naming_lines(
 
     def may_be(column: Column, name: str) -> bool:
         if column.is_repeated and not column.setting:
-            return False  # `columns` names one column for each role
+            return False  # its several columns cannot be named: `columns` takes one for each role
         if column.is_target and column.kind is not Kind.TEXT:
             return True
         if is_list(part.table.schema.field(name).type):

@@ -100,14 +100,17 @@ def wrap(
 
 
 def keep_averages(adapted: Any) -> None:
-    """Let batch normalizations of frozen layers use their averages in training, too: neither
-    adapters nor checkpoints of them could keep other ones. Those of a head are trained in full."""
+    """Keep the running averages of batch normalization in frozen layers: adapters and their
+    checkpoints do not hold them. Those of a head that is trained in full are updated."""
     saved = adapted.state_dict()
     for name, module in adapted.named_modules():
-        buffers = module.named_buffers(recurse=False)
-        if ".modules_to_save." not in name and any(
-            f"{name}.{key}" in saved and value.is_floating_point() for key, value in buffers
-        ):
+        has_averages = any(
+            f"{name}.{key}" in saved and value.is_floating_point()
+            for key, value in module.named_buffers(recurse=False)
+        )
+        # In a module with others inside, the dropout of these would stay off, too.
+        is_leaf = next(module.children(), None) is None
+        if has_averages and is_leaf and ".modules_to_save." not in name:
             module.eval().train = lambda mode=True, module=module: module
 
 

@@ -304,8 +304,9 @@ def _set_token(settings: ModelSettings) -> None:
 def _set_padding_token(
     source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Let the model have the tokenizer's padding token, or the end token if it has none: the head
-    of a decoder finds the last real token by it. But RoBERTa counts positions from its own one."""
+    """Set the model's padding token to the tokenizer's, or to the end token if it has none: the
+    head of a decoder finds the last real token by it. RoBERTa keeps the padding token from which
+    it counts positions."""
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ModelError(

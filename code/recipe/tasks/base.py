@@ -175,7 +175,7 @@ class Task(ABC):
 
     @property
     def train(self) -> Dataset:
-        """Return the training data before it is tokenised: a row for each text or pair."""
+        """Return the training data before tokenization, with a row for each text or pair."""
         return self.data.train
 
     @abstractmethod

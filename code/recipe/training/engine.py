@@ -270,7 +270,8 @@ class Engine(Resumable):
         """Return the model's outputs, the loss of each slot, and whether it holds a sample."""
         extra = ("labels", "rows", "total")
         outputs = model(**{name: value for name, value in inputs.items() if name not in extra})
-        if unused := len(inputs["labels"]) - len(outputs.logits):  # a layout that fills no slots
+        # Layouts of images may fill no slots, or give an image twice.
+        if unused := len(inputs["labels"]) - len(outputs.logits):
             outputs.logits = functional.pad(outputs.logits, (0, 0, 0, unused))
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         losses = self._objective.losses(outputs.logits, inputs["labels"], smoothing)

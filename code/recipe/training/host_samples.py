@@ -77,8 +77,8 @@ def gather_hosts(
         ]
         if max(shares) > _UNEVEN * min(shares):
             say(
-                f"sharded: {min(shares):.0f} to {max(shares):.0f} training samples for each "
-                "process: the largest shard determines the number of steps, and smaller ones "
+                f"sharded: the hosts have {min(shares):.0f} to {max(shares):.0f} training samples "
+                "per process: the largest shard determines the number of steps, and smaller ones "
                 "contribute fewer samples to each step (shards of equal size use all hosts best)"
             )
     return whole

@@ -90,8 +90,8 @@ def load_optimizer(optimizer: Any, folder: Path) -> None:
     was, now = ([len(group["params"]) for group in groups] for groups in both)
     if was != now:
         raise CheckpointError(
-            f"Checkpoint {folder} cannot be resumed from: it trains {sum(was)} weights, and this "
-            f"version of the recipe {sum(now)}.",
+            f"Checkpoint {folder} cannot be resumed from: its optimizer updates {sum(was)} "
+            f"weights, and this version of the recipe trains {sum(now)}.",
             "Set resume_from_checkpoint=False to train from the beginning, or another output_dir.",
         )
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]

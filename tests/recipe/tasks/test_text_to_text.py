@@ -200,7 +200,7 @@ def test_the_saved_marian_is_the_trained_one(
     assert saved["eval_loss"] == pytest.approx(trained["eval_loss"], rel=1e-5)
     monkeypatch.setattr(new_weights, "freeze_unsaved", lambda model: None)
     shutil.rmtree(tmp_path / "job" / "checkpoints" / "checkpoint-3")
-    with pytest.raises(CheckpointError, match=r"trains \d+ weights, and this version"):
+    with pytest.raises(CheckpointError, match=r"updates \d+ weights, and this version"):
         jobs.run(tmp_path / "job", start, channels, *argv)
 
 

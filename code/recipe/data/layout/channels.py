@@ -183,8 +183,8 @@ def _check_shared_names(folders: Sequence[Path]) -> None:
         if siblings[first.parent] != siblings[folder.parent]:
             renamed = folder.parent.with_name(f"{folder.parent.name}_{folder.name}")
             raise DataError(
-                f"{first} and {folder} have one name, and the folders beside them have others: "
-                "whether they are one class is not clear.",
+                f"{first} and {folder} have the same name, but the other folders beside them "
+                "differ, so it is not clear whether both hold the same class.",
                 "Move the images of a class into one folder. For classes of their own, rename "
                 f"each: mv {folder} {renamed}",
             )

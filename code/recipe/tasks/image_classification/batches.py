@@ -95,10 +95,12 @@ class FixedPictures:
     balanced: ClassVar[bool] = False
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """Return pixel_values [size, 3, height, width] in float32; [rows, ...], but one at least,
-        if unused slots are not filled."""
+        """Return pixel_values [size, 3, height, width] in float32; [rows, ...] if unused slots are
+        not filled, with a single image twice: batch normalization cannot train on one value."""
         assert isinstance(samples, PictureSamples)
         images = [samples.picture(row) for row in rows.tolist() or [0]]
+        if not self.fills and len(images) == 1:
+            images *= 2
         count = self.size if self.fills else len(images)
         pixels = np.zeros((count, 3, self.height, self.width), dtype=np.uint8)
         pixels[: len(images)] = images
