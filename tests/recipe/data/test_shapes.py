@@ -101,7 +101,6 @@ def _shown(value: Any, role: str = "", made: Any = None) -> str:
 
 
 _WORDS = ["the", "cat", "sat", "on", "a", "mat", "in", "rome", "with", "green", "film", "house", "number", "river", "stone", "light"]  # fmt: skip
-_ROWS = 24
 _DRAWN = random.Random(1)
 
 
@@ -120,7 +119,7 @@ class Shape:
     def rows(self) -> list[Any]:
         """Return the rows; none if the content is files."""
         _DRAWN.seed(1)
-        return [self.content(number) for number in range(_ROWS)] if self.file else []
+        return [self.content(number) for number in range(24)] if self.file else []
 
     def read(self, folder: Path, given: Mapping[str, str]) -> tuple[str, Any]:
         """Return the task that is found and its data sets. Raises RecipeError as the job would."""

@@ -1,4 +1,4 @@
-"""What else the recipe trains: sets of labels with thresholds, decoders; and how."""
+"""What else the recipe trains: numbers, sets of labels with thresholds, decoders; and how."""
 
 import json
 import re
@@ -34,6 +34,14 @@ def trained(base: Path, model: Path, rows: Sequence[tuple[str, Any]], *argv: str
 def ask(job: Job, *texts: str, **parameters: Any) -> Any:
     """Return the handlers' answers from the model that was trained."""
     return Handlers(job.model).ask({"inputs": list(texts), "parameters": parameters})
+
+
+def test_fractions_are_learned_as_numbers(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [(text, 0.75 if label == "pos" else -1.25) for text, label in reviews(200)]
+    job = trained(tmp_path, tiny_model, rows)
+    assert job.metrics["eval_pearson"] > 0.95
+    good, bad = ask(job, "the film was good , truly great", "the film was bad , truly awful")
+    assert (good["score"], bad["score"]) == pytest.approx((0.75, -1.25), abs=0.4)
 
 
 @pytest.mark.parametrize(
