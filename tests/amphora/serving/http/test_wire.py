@@ -3,6 +3,7 @@ many charsets, too large, announced by Expect."""
 
 import contextlib
 import json
+import re
 import socket
 import struct
 from collections.abc import Iterator
@@ -59,10 +60,11 @@ def statuses(answers: bytes) -> list[int]:
     return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
+UPGRADE = b"upgrade: websocket\r\nconnection: upgrade\r\n"
 HEAD = b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
-@pytest.mark.parametrize("upgrade", [b"", b"upgrade: websocket\r\nconnection: upgrade\r\n"])
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE])
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -89,31 +91,39 @@ def test_a_long_path_is_431_and_a_header_within_the_bound_is_taken(server: Runni
         assert statuses(sock.recv(65536)) == [200]
 
 
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE])
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    "headers",
     [
-        (b"content-length: 3\r\ncontent-length: 4\r\n", 400),
-        (b"content-length: 3\r\ncontent-length: 3\r\n", 400),
-        (b"content-length: 3\r\ntransfer-encoding: chunked\r\n", 400),
-        (b"transfer-encoding: chunked\r\ncontent-length: 3\r\n", 400),
-        (b"transfer-encoding: chunked, identity\r\n", 400),
-        (b"transfer-encoding : chunked\r\n", 400),
-        (b"content-length: -1\r\n", 400),
-        (b"content-length: 0x3\r\n", 400),
-        (b"content-length: 99999999999999999999999\r\n", 400),
-        (b"a\x00b: c\r\n", 400),
-        (b"a: b\x00c\r\n", 400),
-        (b"a: b\rc: d\r\n", 400),
-        (b" folded\r\n", 400),
-        (b"transfer-encoding: chunked\r\n\r\nrubbish\r\n", 400),
+        b"content-length: 3\r\ncontent-length: 4\r\n",
+        b"content-length: 3\r\ncontent-length: 3\r\n",
+        b"content-length: 3\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 3\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"transfer-encoding:\r\n",
+        b"transfer-encoding: identity\r\n",
+        b"transfer-encoding : chunked\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 0x3\r\n",
+        b"content-length: 99999999999999999999999\r\n",
+        b"a\x00b: c\r\n",
+        b"a: b\x00c\r\n",
+        b"a: b\rc: d\r\n",
+        b" folded\r\n",
+        b"transfer-encoding: chunked\r\n\r\nrubbish\r\n",
     ],
 )
 def test_what_two_servers_could_read_differently_is_refused(
-    server: Running, headers: bytes, status: int
+    server: Running, headers: bytes, upgrade: bytes
 ) -> None:
     with connected(server) as sock:
-        sock.sendall(HEAD + headers + b"\r\n123" + PING)
-        assert statuses(rest_of(sock)) == [status]
+        sock.sendall(HEAD + upgrade + headers + b"\r\n123" + PING)
+        answer = rest_of(sock)
+    assert statuses(answer) == [400]
+    identifier = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["request_id"]
+    (line,) = [line for line in server.log.splitlines() if identifier in line]
+    _, _, reason = line.partition(" from 127.0.0.1 is refused with 400: ")
+    assert re.fullmatch(r"[A-Z][A-Za-z ,`'/-]{10,}\.", reason)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +185,43 @@ def test_who_left_is_logged_as_499_and_waiting_work_is_not_done(
     assert not (tmp_path / "done").exists()
 
 
-def test_an_upgrade_that_is_no_websocket_is_ignored(server: Running) -> None:
-    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
-    with connected(server) as sock:
-        for request in (PING[:-2] + upgrade + b"\r\n", PING, PING[:-2] + upgrade + b"\r\n"):
+H2C = b"http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nupgrade: h2c\r\n"
+JDK = b"connection: Upgrade, HTTP2-Settings\r\n" + H2C
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n2\r\n[1\r\n1\r\n]\r\n0\r\n\r\n"
+LENGTH = b"content-length: 3\r\n\r\n[1]"
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        JDK,
+        b"Upgrade: h2c\r\nHTTP2-Settings:\r\nConnection: keep-alive , upgrade\r\n",
+        b"connection: Upgrade\r\nupgrade: TLS/1.2\r\nconnection: HTTP2-Settings\r\n",
+        b"upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n",
+    ],
+)
+def test_an_offered_upgrade_is_ignored_and_the_body_read(server: Running, offer: bytes) -> None:
+    ping = PING[:-2] + offer
+    requests = [
+        *(HEAD + offer + LENGTH, PING, HEAD + offer + CHUNKED, ping + b"\r\n", PING),
+        *(ping + b"content-length: 0\r\n\r\n", invocation([1])),
+    ]
+    with connected(server) as sock, sock.makefile("rb") as answers:
+        for request in requests:
             sock.sendall(request)
-            assert statuses(sock.recv(65536)) == [200]
-    # One that is a websocket's is answered as any other.
-    upgrade = b"host: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
-    for line in (b"GET /invocations", b"POST /invocations", b"PUT *"):
+            status, *headers = iter(answers.readline, b"\r\n")
+            assert b" 200 " in status
+            (length,) = (int(line[16:]) for line in headers if line.startswith(b"content-length"))
+            assert (b"[1]" in answers.read(length)) == request.startswith(b"POST")
+    pipelined = b"".join([*requests, invocation([1], "connection: close")])
+    for size in (len(pipelined), 1):
         with connected(server) as sock:
-            sock.sendall(line + b" HTTP/1.1\r\n" + upgrade)
-            assert 400 <= statuses(sock.recv(65536))[0] < 500
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start in range(0, len(pipelined), size):
+                sock.sendall(pipelined[start : start + size])
+            received = rest_of(sock)
+        assert statuses(received) == [200] * 8
+        assert received.count(b'{"echo": [1]') == 4
 
 
 def test_a_refused_body_is_read_on_until_its_answer_is_there(server: Running) -> None:
