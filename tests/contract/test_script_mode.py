@@ -119,21 +119,26 @@ def test_the_last_run_decides_between_success_and_failure(job: Tree) -> None:
             "pathlib.Path('saved').write_text(str(child.pid)); pathlib.Path('ready').touch(); time.sleep(600)\n",
             signal.SIGTERM, 137, None, "did not end in time and was killed", id="ignores it",
         ),
-        # A data loader's worker killed by our SIGTERM would fail the step that is to be saved.
+        # A helper that SIGTERM ends (a data loader's worker, wandb, ffmpeg) fails the step to be saved.
         pytest.param(
             "def work(kind): pathlib.Path(kind).touch(); time.sleep(600)\n"
             "if __name__ == '__main__':\n"
             "    workers = [multiprocessing.get_context(kind).Process(target=work, args=(kind,), daemon=True)\n"
             "               for kind in ('fork', 'spawn')]\n"
             "    for worker in workers: worker.start()\n"
+            "    command = [sys.executable, '-c', 'print(input() + input())']\n"
+            "    helpers = [subprocess.Popen(line, shell=shell, stdin=-1, stdout=-1, text=True, start_new_session=shell)\n"
+            "               for line, shell in ((command, False), ('touch pipe; cat | cat', True))]\n"
             "    def stop(*_):\n"
             "        time.sleep(0.5)\n"
-            "        pathlib.Path('saved').write_text(str([worker.is_alive() for worker in workers]))\n"
+            "        alive = [worker.is_alive() for worker in workers]\n"
+            "        answers = [helper.communicate('a\\nb\\n')[0] for helper in helpers]\n"
+            "        pathlib.Path('saved').write_text(str([*alive, *answers]))\n"
             "        sys.exit(0)\n"
             "    signal.signal(signal.SIGTERM, stop)\n"
-            "    while not (os.path.exists('fork') and os.path.exists('spawn')): time.sleep(0.02)\n"
+            "    while not all(map(os.path.exists, ('fork', 'spawn', 'pipe'))): time.sleep(0.02)\n"
             "    pathlib.Path('ready').touch(); time.sleep(600)\n",
-            signal.SIGTERM, 0, "[True, True]", "", id="has helpers",
+            signal.SIGTERM, 0, r"[True, True, 'ab\n', 'a\nb\n']", "", id="has helpers",
         ),
         pytest.param(
             "def save(*_): time.sleep(1); pathlib.Path('saved').write_text('model'); sys.exit(0)\n"
@@ -165,6 +170,33 @@ def test_a_stop(
     # A stop is no error, which alarms on logs would count.
     assert ("ERROR" in output) == (code == 137), output
     assert "WARNING training was stopped" in output or code != 143
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python3 script.py 2>&1 | tee log",
+        "exec > >(tee log) 2>&1; python3 script.py",
+        "(trap 'wait; touch trapped' TERM; python3 script.py | cat > log & wait; wait)",
+    ],
+)
+def test_a_stop_of_a_shell_script_leaves_the_readers_of_its_output(job: Tree, line: str) -> None:
+    """The shell and its Python script get the signal; without a reader, the script cannot print."""
+    job.configure({"sagemaker_program": "train.sh"}).script(f"{line}\n", "train.sh").script(
+        IMPORTS + "def save(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    print('saving', flush=True); pathlib.Path('saved').touch(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "loader = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('training', flush=True); pathlib.Path('ready').touch(); time.sleep(600)"
+    )
+    process = job.start()
+    wait_for(job.code / "ready")
+    process.terminate()
+    output, _ = process.communicate(timeout=240)
+    assert (job.code / "saved").exists(), output
+    assert (job.code / "log").read_text() == "training\nsaving\n"
+    assert (job.code / "trapped").exists() == ("trap" in line)
 
 
 def test_a_script_resumes_from_its_checkpoints(job: Tree) -> None:

@@ -1,7 +1,7 @@
 """Runs the script's process tree: starts it, relays its output, stops it and reaps it.
 
-A stop (SIGTERM, SIGINT) is forwarded to the script's processes, which then have a budget of seconds
-to save their state. Processes that remain after that, or after the script, are killed.
+A stop (SIGTERM, SIGINT) is forwarded to the script, which then has a budget of seconds to save its
+state with the help of the processes that it has started. Those that remain then are killed.
 """
 
 from __future__ import annotations
@@ -207,8 +207,7 @@ def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, link: Link | Non
                 return True
             if tree.status is None:
                 continue
-            # A shell dies of SIGTERM at once while the program it waited for still saves, and so
-            # does the parent of mp.spawn's ranks.
+            # A shell or a parent of ranks may end at once, while its children still save.
             if deadline is not None and tree.members():
                 tree.send(stopping or signal.SIGTERM)
                 continue
@@ -236,37 +235,39 @@ class _Tree:
 
     def members(self) -> list[int]:
         """Return the ids of the live processes, orphans included."""
-        children: dict[int, list[int]] = {}
-        for pid, (parent, is_alive) in _processes().items():
-            if is_alive:
-                children.setdefault(parent, []).append(pid)
-        below = [os.getpid()]
+        children, below = _children(), [os.getpid()]
         for pid in below:
             below += children.get(pid, ())
         return below[1:]
 
     def send(self, number: int) -> None:
-        """Send a signal to the script's processes, once to each.
+        """Send a signal to the scripts of the tree, once to each.
 
-        While the script runs, launchers with workers are left out, since torchrun would give them
-        30 s only, and helpers of a Python process (data loaders), which it needs for its step.
+        The children of a Python process (data loaders, wandb, a shell with ffmpeg) are left to it:
+        it needs them for its step. A launcher's children are the scripts, since torchrun itself
+        would give them 30 s only. A shell may have a trap, and its children may be scripts.
         """
-        processes = _processes()
-        parents = {parent for parent, _ in processes.values()}
-        for pid in self.members():
-            program, *words = _command(pid) or [""]
-            is_launcher = _LAUNCHER.search(" ".join([program, *words[:3]])) is not None
-            has_workers = is_launcher and pid in parents
-            # Python itself starts processes by fork or multiprocessing.
-            is_helper = Path(program).name.startswith("python") and (
-                any("multiprocessing" in word or "compile_worker" in word for word in words[:3])
-                or [program, *words] == _command(processes.get(pid, (0, True))[0])
-            )
-            waits = self.status is None and (has_workers or is_helper)
-            if not waits and pid not in self.signalled:
-                self.signalled.add(pid)
-                with contextlib.suppress(ProcessLookupError):  # It may have ended.
-                    os.kill(pid, number)
+        children = _children()
+        scripts, others = [], []
+        # Orphans may be helpers as long as the root runs.
+        pending = [self.root] if self.status is None else [*children.get(os.getpid(), ())]
+        for pid in pending:
+            below = children.get(pid, [])
+            if below and _LAUNCHER.search(" ".join(_command(pid)[:4])):
+                pending += below
+            elif Path(_link(pid, "exe")).name.startswith("python"):
+                scripts.append(pid)
+            else:
+                others.append(pid)
+                pending += below
+        # In `python train.py | tee log`, a script without the reader of its output cannot print.
+        outputs = {_link(pid, f"fd/{output}") for pid in scripts for output in (1, 2)}
+        pipes = {output for output in outputs if output.startswith("pipe:")}
+        others = [pid for pid in others if _link(pid, "fd/0") not in pipes]
+        for pid in {*scripts, *others} - self.signalled:
+            self.signalled.add(pid)
+            with contextlib.suppress(ProcessLookupError):  # It may have ended.
+                os.kill(pid, number)
 
     def kill(self) -> None:
         for _ in range(10):
@@ -280,19 +281,20 @@ class _Tree:
             self.reap()
 
 
-def _processes() -> dict[int, tuple[int, bool]]:
-    """Return every process's parent, and whether it is alive or was not reaped.
+def _children() -> dict[int, list[int]]:
+    """Return the live children of every process.
 
     A user's requirements.txt may replace psutil under this process.
     """
-    processes = {}
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):  # The process has ended.
                 # The command's name, in parentheses, may hold anything, even parentheses.
                 fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-                processes[int(entry.name)] = int(fields[1]), fields[0] != b"Z"
-    return processes
+                if fields[0] != b"Z":
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+    return children
 
 
 def _command(pid: int) -> list[str]:
@@ -300,6 +302,13 @@ def _command(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     return []
+
+
+def _link(pid: int, name: str) -> str:
+    """Return where a link of a process points (`exe`, `fd/0`), or "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/{name}")  # noqa: PTH115
+    return ""
 
 
 def _oom_kills() -> int:

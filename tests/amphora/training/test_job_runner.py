@@ -30,7 +30,7 @@ def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree) 
 def test_a_process_that_ends_while_processes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [Path("/proc/0"), Path(f"/proc/{os.getpid()}")]
     monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))
-    assert list(process_tree._processes()) == [os.getpid()]
+    assert process_tree._children() == {os.getppid(): [os.getpid()]}
 
 
 def test_a_file_where_a_folder_should_be(scripted: Tree) -> None:
