@@ -25,7 +25,7 @@ class Effect(Enum):
 
     WEIGHTS = "the final weights"
     SAMPLES = "the samples or the initial weights, whose hashes a resume compares"
-    BEST = "which weights are the best"
+    BEST = "evaluations, which may decide which weights are the best or when training ends"
     NONE = "no weights"
 
 

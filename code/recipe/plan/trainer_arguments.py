@@ -80,6 +80,7 @@ def make(
         "metric_for_best_model": "loss" if stops_early else None,
         "greater_is_better": is_greater_better,
         "disable_tqdm": True,
+        "run_name": tracking.job_name(),
         **hyperparameters.passed,
         **shared.arguments,
         "report_to": tracking.names(hyperparameters.passed.get("report_to")),

@@ -21,7 +21,7 @@ from recipe.errors import CheckpointError
 from recipe.storage import atomic, checksums
 
 MANIFEST = "manifest.json"
-FINGERPRINTS = ("data", "model")
+FINGERPRINTS = ("data", "evaluation data", "model")
 """Keys whose values are hashes, which messages do not show."""
 VERSION = 2
 """Version of the contents of a checkpoint."""

@@ -23,8 +23,7 @@ _OF_DATA = {item.name for item in dataclasses.fields(DataSettings)}
 _OF_JOB = {item.name for item in dataclasses.fields(JobSettings)}
 _EFFECTS: Mapping[str, Effect] = {
     **{name: item.metadata["effect"] for name, item in FIELDS.items()},
-    # Checkpoints of this version list negative_columns, although the hash of the samples covers it.
-    **dict.fromkeys(_OF_DATA - _OF_JOB - {"negative_columns"}, Effect.SAMPLES),
+    **dict.fromkeys(_OF_DATA - _OF_JOB, Effect.SAMPLES),
     **dict.fromkeys(("eval_strategy", "eval_steps", "save_strategy", "save_steps"), Effect.BEST),
 }
 # Evaluation, saving, logging, and where and how fast training computes.
@@ -57,17 +56,23 @@ def decisive(given: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any
         if name not in {*usual, "max_train_steps"}  # the Trainer's are in `args`
         and value != FIELDS[name].default
     }
-    if given["task"] == "text-classification":
-        del values["task"]  # the former default: older checkpoints do not have it
-    kept_best = args.load_best_model_at_end
-    return {name: _plain(value) for name, value in values.items() if counts(name, kept_best)}
+    decides = evaluation_decides(given, args)
+    return {name: _plain(value) for name, value in values.items() if counts(name, decides)}
 
 
-def counts(name: str, kept_best: bool = False) -> bool:
-    """Return whether a value of this name can change the final weights: the best ones if
-    `kept_best`, else the last ones."""
+def evaluation_decides(given: Mapping[str, Any], args: TrainingArguments) -> bool:
+    """Return whether the final weights depend on the evaluations during training."""
+    return (
+        args.load_best_model_at_end
+        or given["early_stopping_patience"] is not None
+        or args.lr_scheduler_type == "reduce_lr_on_plateau"
+    )
+
+
+def counts(name: str, evaluation_decides: bool = False) -> bool:
+    """Return whether a value of this name can change the final weights."""
     if effect := _EFFECTS.get(name):
-        return effect is Effect.WEIGHTS or (effect is Effect.BEST and kept_best)
+        return effect is Effect.WEIGHTS or (effect is Effect.BEST and evaluation_decides)
     return not any(fnmatchcase(name, pattern) for pattern in WITHOUT_EFFECT)
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import torch
@@ -81,7 +81,7 @@ def run(
     job = _make(plan, table, watch, folders, environ)
     given, trainer = plan.hyperparameters, job.trainer
     trainer.leave_model = job.write_partial
-    with tracking.run(cast("list[str]", plan.arguments.report_to), job.parameters):
+    with tracking.run(plan.arguments, job.parameters):
         metrics = job.train()
     watch.lap("training")
     weights = distribution.whole_weights(trainer)
@@ -317,12 +317,15 @@ def _make(
     stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
     resolution.add_stop_tokens(stops, loaded, table)
     watch.lap("tokens")
+    decisive = job_identity.decisive(given.values, arguments)
+    if job_identity.evaluation_decides(given.values, arguments):
+        decisive["evaluation data"] = samples["evaluation"].fingerprint()
     trainer = engine.build(
         loaded,
         samples,
         class_weight=given.class_weight,
         table=table,
-        decisive=job_identity.decisive(given.values, arguments),
+        decisive=decisive,
         save_minutes=given.save_minutes,
     )
     distribution.shard(trainer)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from markupsafe import Markup
+from transformers import TrainingArguments
 
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.errors import HyperparameterError
@@ -202,6 +204,16 @@ def test_report_to_is_a_name_or_several(requested: str | None, trackers: list[st
         tracking.names("mflow")
 
 
+@pytest.mark.parametrize("uri", ["sqlite:////mlflow.db", "foo:bar"])
+def test_a_store_of_mlflow_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    arguments = TrainingArguments(str(tmp_path), report_to=["mlflow"], use_cpu=True)
+    with pytest.raises(HyperparameterError, match="Set MLFLOW_TRACKING_URI"):
+        tracking.run(arguments, {}).__enter__()
+
+
 @pytest.mark.heavy
 def test_a_run_has_metrics_by_step_and_no_secret(
     tmp_path: Path, tiny_model: Path, preloaded: Mapping[str, str]
@@ -217,11 +229,16 @@ def test_a_run_has_metrics_by_step_and_no_secret(
     }
     arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--epochs", "2"]
     arguments += ["--report_to", "mlflow,tensorboard", "--logging_steps", "5", "--max_length", "32"]
-    arguments += ["--hf_token", "hf_planted", "--hub_token", "hf_planted", "--run_name", "first"]
-    Job(tmp_path, data, arguments, {**preloaded, **QUICK}).finish()
+    arguments += ["--hf_token", "hf_planted", "--hub_token", "hf_planted"]
+    # A resumed job continues its run, also with another value of what changes no weight.
+    job = Job(tmp_path, data, arguments, {**preloaded, **QUICK, "TRAINING_JOB_NAME": "reviews-1"})
+    assert 75 in job.interrupt("metric step=10", "--eval_strategy", "epoch").codes
+    job.finish("--eval_batch_size", "4")
     store = tmp_path / "output" / "data" / "mlflow"
     (run,) = [path.parent for path in store.glob("*/*/meta.yaml")]
-    assert "status: 3" in (run / "meta.yaml").read_text(), "it is not FINISHED"
+    meta = (run / "meta.yaml").read_text()
+    assert "status: 3" in meta, "it is not FINISHED"
+    assert "run_name: reviews-1" in meta
     metrics = values(run / "metrics")
     steps = [line.split()[2] for line in metrics["loss"]]
     assert steps == ["5", "10", "15", "20"]
@@ -233,7 +250,14 @@ def test_a_run_has_metrics_by_step_and_no_secret(
     assert not [
         path for path in store.rglob("*") if path.is_file() and "hf_planted" in path.read_text()
     ]
-    assert (tmp_path / "output" / "tensorboard").is_dir()
+    folder = tmp_path / "output" / "tensorboard" / "reviews-1"
+    assert sum(path.name.startswith("events.") for path in folder.iterdir()) == 2
+    # On a new instance, MLflow's folder is absent.
+    shutil.rmtree(store)
+    job.finish("--eval_batch_size", "4")
+    assert "MLflow's store has no run" in job.log
+    (run,) = [path.parent for path in store.glob("*/*/meta.yaml")]
+    assert "run_name: reviews-1" in (run / "meta.yaml").read_text()
 
 
 @pytest.mark.heavy
@@ -247,10 +271,14 @@ def test_a_run_of_wandb_is_kept_offline_without_its_key(
     assert 0 not in job.run(WANDB_MODE="online", WANDB_API_KEY="").codes
     assert "WANDB_API_KEY is not set" in job.errors + job.log
     key = "0123456789abcdef" * 2 + "planted0"
-    job.finish(WANDB_MODE="offline", WANDB_API_KEY=key)
+    environ = {"WANDB_MODE": "offline", "WANDB_API_KEY": key, "TRAINING_JOB_NAME": "reviews-1"}
+    assert job.interrupt("metric step=2", **environ).codes == {75}
+    job.finish(**environ)
     store = tmp_path / "output/data/wandb"
-    (run,) = store.glob("offline-run-*/*.wandb")
-    kept = run.read_bytes()
+    runs = sorted(store.glob("offline-run-*/*.wandb"))
+    assert [len({run.name for run in runs}), len(runs)] == [1, 2]
+    kept = runs[0].read_bytes()
+    assert b"reviews-1" in kept
     assert b"train/loss" in kept and b"num_train_epochs" in kept
     written = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     assert not [path for path, kept in written.items() if b"hf_planted" in kept]

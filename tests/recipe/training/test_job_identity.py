@@ -39,7 +39,7 @@ def test_no_new_name_is_without_effect_by_chance() -> None:
     """
     # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
     HASHED = """
-        class_names columns completion_column doc_stride hf_token
+        class_names columns completion_column doc_stride hf_token negative_columns
         header ignore_columns missing_labels
         image_column label_column label_separator long_texts max_length
         max_target_length messages_column mlm_probability model_name_or_path num_labels packing
@@ -63,7 +63,7 @@ def test_no_new_name_is_without_effect_by_chance() -> None:
 def test_a_hyperparameter_counts_until_it_is_declared_without_effect() -> None:
     assert option(1.0, "Share of the rows to train on.").metadata["effect"] is Effect.WEIGHTS
     ours = {name for name, item in FIELDS.items() if item.metadata["effect"] is Effect.WEIGHTS}
-    ours -= {*DataSettings.__annotations__} - {"negative_columns"}
+    ours -= {*DataSettings.__annotations__}
     assert {"lora_r", "class_weight", "listwise"} <= ours
     assert all(map(job_identity.counts, ours))
 
@@ -120,7 +120,14 @@ def test_what_changes_no_weight_is_not(tmp_path: Path, argv: list[str]) -> None:
     assert job(tmp_path, *argv) == job(tmp_path)
 
 
-def test_where_the_best_weights_are_kept_evaluation_decides(tmp_path: Path) -> None:
-    best = ["--early_stopping_patience", "2"]
+def test_evaluations_count_if_they_decide(tmp_path: Path) -> None:
     steps = ["--eval_strategy", "steps", "--save_strategy", "steps", "--eval_steps", "2"]
-    assert job(tmp_path, *best) != job(tmp_path, *best, *steps, "--save_steps", "2")
+    for decided in (
+        ["--early_stopping_patience", "2"],
+        ["--early_stopping_patience", "2", "--load_best_model_at_end", "False"],
+        ["--load_best_model_at_end", "True"],
+        ["--lr_scheduler_type", "reduce_lr_on_plateau"],
+    ):
+        assert job(tmp_path, *decided) != job(tmp_path, *decided, *steps, "--save_steps", "2")
+    plain = ["--lr_scheduler_type", "constant"]
+    assert job(tmp_path, *plain) == job(tmp_path, *plain, *steps, "--save_steps", "2")

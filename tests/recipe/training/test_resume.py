@@ -366,7 +366,9 @@ def test_a_finished_job_whose_checkpoints_were_moved_writes_its_best_weights(
 ) -> None:
     argv = ("--max_steps", "6", "--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "2",
             "--load_best_model_at_end", "True")  # fmt: skip
-    job, moved = (replace(trained, base=tmp_path / name) for name in ("job", "moved"))
+    channels = {**trained.channels, "validation": write(tmp_path / "validation", REVIEWS[:16])}
+    base = replace(trained, channels=channels)
+    job, moved = (replace(base, base=tmp_path / name) for name in ("job", "moved"))
     job.run_here(*argv)
     moved.base.mkdir()
     shutil.move(job.checkpoints, moved.checkpoints)
@@ -375,6 +377,9 @@ def test_a_finished_job_whose_checkpoints_were_moved_writes_its_best_weights(
     best = json.loads((moved.checkpoints / "checkpoint-6" / "trainer_state.json").read_text())
     shutil.rmtree(moved.checkpoints / f"checkpoint-{best['best_global_step']}")
     with pytest.raises(CheckpointError, match=f"checkpoint-{best['best_global_step']} has no"):
+        moved.run_here(*argv)
+    write(tmp_path / "validation", REVIEWS[1:16])
+    with refused(CheckpointError, "the job has changed: the evaluation data has changed."):
         moved.run_here(*argv)
 
 
