@@ -6,7 +6,8 @@
 For several processes, replace `python` by `torchrun --nproc_per_node 2`.
 On SIGTERM, the script ends its step, saves a checkpoint and exits with code 75. Started again, it
 resumes from the newest intact checkpoint and ends with the weights of an uninterrupted run.
-`--help` lists the hyperparameters. Without SM_* variables, the /opt/ml tree is used.
+`--help` lists the hyperparameters, `--help NAME` explains one. Without SM_* variables, the /opt/ml
+tree is used.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def main(argv: list[str]) -> None:
             stream.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
     gc.freeze()
     gc.enable()
-    if "--help" in argv:
-        print(f"{__doc__}\n{arguments.describe()}")
-        return
     try:
+        if argv[:1] == ["--help"]:
+            print(arguments.describe(*argv[1:2]))
+            return
         folders = paths.from_environment(os.environ)
         run.run(arguments.parse(argv, folders), folders, os.environ)
     except errors.RecipeError as error:

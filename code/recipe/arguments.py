@@ -19,6 +19,7 @@ from recipe.errors import HyperparameterError, did_you_mean
 from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, combined
 from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
+from recipe.task_table import TASKS
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _ALIKE = 0.85
@@ -281,13 +282,40 @@ def _literal(text: str) -> Any:
     return text
 
 
-def describe() -> str:
-    """Return the recipe's hyperparameters with aliases and help, as text."""
+def describe(name: str = "") -> str:
+    """Return the recipe's hyperparameters by group, a line each; or all that is known of one.
+
+    Raise HyperparameterError if there is no hyperparameter `name`.
+    """
+    if name:
+        written = name.lstrip("-").replace("-", "_")
+        name = _aliases().get(written, written)
+        if name in FIELDS:
+            item = FIELDS[name]
+            names = ", ".join(f"--{key}" for key in (name, *item.metadata["aliases"]))
+            return f"{names}  (default {item.default})\n    {item.metadata['help']}"
+        if name not in _training_fields():
+            remedy = did_you_mean(name, {*FIELDS, *_aliases(), *_training_fields()}, _ALIKE)
+            raise HyperparameterError(
+                f"Hyperparameter {written} is not known.", remedy or "--help lists the names."
+            )
+        item = _training_fields()[name]
+        text = " ".join(str(item.metadata.get("help", "")).split())
+        return f"--{name}  (default {item.default}), of transformers.TrainingArguments\n    {text}"
+    titles = ("Job and training", "Model", "Data", *(f"Only task={task}" for task in TASKS))
     lines = []
-    for name, item in FIELDS.items():
-        names = ", ".join(f"--{key}" for key in (name, *item.metadata["aliases"]))
-        lines.append(f"{names}  (default {item.default})\n    {item.metadata['help']}")
-    return "\n".join(lines)
+    shown: set[str] = set()
+    for title, group in zip(titles, GROUPS, strict=True):
+        fields = [
+            item for item in dataclasses.fields(group) if item.metadata and item.name not in shown
+        ]
+        shown |= {item.name for item in fields}
+        if fields:
+            lines += ["", f"{title}:"]
+        for item in fields:
+            first, _, _ = item.metadata["help"].partition(". ")
+            lines.append(f"  --{item.name}  (default {item.default})  {first.rstrip('.')}")
+    return "\n".join([*lines, "", "Others are those of transformers.TrainingArguments."])
 
 
 def _shown(name: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Runs the commands `amphora train`, `serve`, `doctor` and `quantize`."""
+"""Runs the commands `amphora train`, `serve`, `predict`, `doctor` and `quantize`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from pathlib import Path
 
 from amphora import __version__
 from amphora.common import logs
-from amphora.common.errors import AmphoraError
+from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Paths
+
+_TRAIN_HELP = """\
+Without words, the job under /opt/ml runs: hyperparameters are read from
+/opt/ml/input/config/hyperparameters.json, and SAGEMAKER_BASE_DIR replaces /opt/ml.
+
+  amphora train tickets.csv --model BAAI/bge-small-en-v1.5 --label_column queue --epochs 3
+
+trains on a file or folder, in the folder of --out (default: runs/tickets). The log ends with the
+same job for SageMaker's SDK v3. `--help NAME` explains one hyperparameter.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,27 +33,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     train = commands.add_parser(
         "train",
-        help="run the training job under /opt/ml",
-        epilog="Hyperparameters are read from /opt/ml/input/config/hyperparameters.json; "
-        "SAGEMAKER_BASE_DIR replaces /opt/ml. `python /opt/amphora/code/train.py --help` lists "
-        "those of the recipe (in a checkout: `python code/train.py --help`).",
+        usage="amphora train [PATH ...] [--validation PATH] [--test PATH] [--model FOLDER_OR_NAME] "
+        "[--out FOLDER] [--HYPERPARAMETER VALUE ...]",
+        help="run a training job: the one under /opt/ml, or of files",
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_TRAIN_HELP,
     )
-    train.add_argument(
-        "--sdk-command",
-        metavar="COMMAND",
-        help="the command that SDK v3's ModelTrainer sends instead of the entry point",
-    )
-    commands.add_parser(
+    train.add_argument("--sdk-command", metavar="COMMAND", help=argparse.SUPPRESS)
+    train.add_argument("--help", "-h", metavar="NAME", nargs="?", const="", default=None,
+                       help="show this and the hyperparameters, or one of them")  # fmt: skip
+    serve = commands.add_parser(
         "serve",
-        help="serve the model in /opt/ml/model",
+        help="serve the model in /opt/ml/model, or of a folder",
         epilog="SAGEMAKER_BASE_DIR replaces /opt/ml. Settings are environment variables, such as "
         "SAGEMAKER_BIND_TO_PORT; docs/SERVING.md and docs/REFERENCE.md list them.",
     )
+    serve.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="a run or a model")
+    serve.add_argument("--port", metavar="N", help="the port, 8080 by default")
+    predict = commands.add_parser(
+        "predict",
+        help="answer each row of a file by a model, as a batch transform does",
+        epilog="Reads .csv, .tsv, .jsonl, .txt, also with .gz. The answers keep the file's rows "
+        "and columns. Stopped and started again, it continues.",
+    )
+    predict.add_argument("folder", metavar="FOLDER", type=Path, help="a run or a model")
+    predict.add_argument("data", metavar="FILE", type=Path)
+    what = "ends in .csv or .jsonl"
+    predict.add_argument("--out", metavar="FILE", type=Path, required=True, help=what)
+    what = "one column or two (a,b). Default: those of the training"
+    predict.add_argument("--text_column", "--text-column", metavar="NAMES", help=what)
     doctor = commands.add_parser(
         "doctor",
         help="check the training job without running it",
+        allow_abbrev=False,
         epilog="Checks the configuration, the data, the model and the memory of the job under "
-        "/opt/ml. The exit code is 1 if there are errors.",
+        "/opt/ml, or of the paths and hyperparameters that `amphora train` takes. The exit code is "
+        "1 if there are errors.",
     )
     doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -55,14 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Evaluates both on the rows of --data, and writes FOLDER/int8 if it is within "
         "max_score_loss and max_flips (docs/SERVING.md).",
     )
-    quantize.add_argument("--model", metavar="FOLDER", type=Path, required=True)
-    quantize.add_argument(
-        "--data", metavar="PATH", type=Path, required=True, help="rows to judge by"
-    )
+    quantize.add_argument("--model", metavar="FOLDER", help="a run or a model; also the first path")
+    quantize.add_argument("--data", metavar="PATH", help="rows to judge by; also the second path")
     quantize.add_argument(
         "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
     )
-    arguments = parser.parse_args(argv)
+    # Those of a job, which argparse does not know.
+    arguments, words = parser.parse_known_args(argv)
+    if words and arguments.command not in ("train", "doctor", "quantize"):
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
+    arguments.words = words
+    if getattr(arguments, "help", None) == "":
+        train.print_help()
     steps = getattr(arguments, "steps", None)
     if steps is not None and steps < 4:
         doctor.error("argument --steps: give 4 or more: the first two are not measured")
@@ -77,19 +108,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a parsed command. Each imports only what it needs, so that jobs start fast."""
-    if arguments.command == "serve":
+    command, words = arguments.command, arguments.words
+    if command == "serve" and arguments.folder is None:
         from amphora.serving.http.server import serve
 
-        return serve(Paths.from_environment(os.environ).base, os.environ)
-    if arguments.command == "doctor":
+        port = {"SAGEMAKER_BIND_TO_PORT": arguments.port} if arguments.port else {}
+        return serve(Paths.from_environment(os.environ).base, {**os.environ, **port})
+    if command == "doctor" and not words:
         from amphora.training.doctor import doctor
 
         base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
         return doctor({**os.environ, **base}, arguments.json, arguments.steps or 0)
-    if arguments.command == "quantize":
-        from amphora.training.quantize import quantize
+    if command == "train" and arguments.help is None and not words:
+        from amphora.training.job_runner import train
 
-        return quantize(arguments.model, arguments.data, arguments.settings, os.environ)
-    from amphora.training.job_runner import train
+        return train(os.environ, arguments.sdk_command)
+    from amphora.local import commands
 
-    return train(os.environ, arguments.sdk_command)
+    if command == "train" and arguments.help is not None:
+        return commands.show_hyperparameters(arguments.help, os.environ)
+    if command == "train":
+        if arguments.sdk_command:
+            raise ConfigError(f"--sdk-command stands with {words[0]!r}.", "Give one of both.")
+        return commands.train(words, os.environ)
+    if command == "serve":
+        return commands.serve(arguments.folder, arguments.port, os.environ)
+    if command == "doctor":
+        named = ["--out", arguments.base_dir] if arguments.base_dir else []
+        steps = arguments.steps or 0
+        return commands.doctor([*words, *named], os.environ, arguments.json, steps)
+    if command == "quantize":
+        named = [*arguments.settings, *words]
+        return commands.quantize(arguments.model, arguments.data, named, os.environ)
+    from amphora.local.file_answers import predict
+
+    return predict(arguments.folder, arguments.data, arguments.out, arguments.text_column)

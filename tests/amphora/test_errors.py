@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from amphora import cli
 from amphora.common import packages, variables
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
@@ -143,10 +142,3 @@ def test_all_that_the_sources_read_is_known_and_names_near_ours_are_no_errors() 
         # AMPHORA_ARGUMENT_... are made up for one start.
         read = set(re.findall(r"\bAMPHORA_(?!ARGUMENT)[A-Z]\w*", source.read_text()))
         assert read <= known, f"{source}: list it in amphora.common.variables"
-
-
-def test_the_help_of_train_leads_to_the_hyperparameters(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "hyperparameters.json" in shown and "code/train.py --help" in shown

@@ -176,10 +176,16 @@ def test_the_whole_of_opt_ml_mounted(make_job: MakeJob, docker: Docker) -> None:
     doctor = docker("run", "--rm", "--network", "none", *whole, job.image, "doctor", check=False)
     assert doctor.returncode == 0, doctor.stdout
     assert not any((job.folder / "model").iterdir())
-    trained = docker("run", "--rm", "--network", "none", *whole, job.image, "train", check=False)
+    # As README shows it: a folder at any place, with files and hyperparameters in the command.
+    options = [*ONE_THREAD, "--rm", "--network", "none", "-v", f"{job.folder}:/data"]
+    channel = "/data/input/data"
+    words = [f"{channel}/train", "--model", f"{channel}/model", "--out", "/data/run"]
+    words += [word for name, value in LEARNS.items() for word in (f"--{name}", str(value))]
+    trained = docker("run", *options, job.image, "train", *words, check=False)
     assert trained.returncode == 0, trained.stdout
-    assert not job.failure
-    with endpoint_of(docker, job.image, *whole) as (address, _):
+    assert not (job.folder / "run" / "output" / "failure").exists()
+    served = ["-v", f"{job.folder}/run/model:/opt/ml/model:ro"]
+    with endpoint_of(docker, job.image, *ONE_THREAD, *served) as (address, _):
         answer = httpx.post(f"{address}/invocations", json={"inputs": GOOD}, timeout=30)
         assert answer.status_code == 200, answer.text
 

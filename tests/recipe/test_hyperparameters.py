@@ -274,8 +274,11 @@ def test_tasks_that_share_a_name_share_its_declaration() -> None:
 
 def test_every_hyperparameter_is_documented() -> None:
     text = arguments.describe()
-    assert "--num_train_epochs, --epochs" in text
-    assert "passed" not in text
+    assert all(f"--{name}  (default " in text for name in FIELDS) and "passed" not in text
+    assert "--num_train_epochs, --epochs" in arguments.describe("--epochs")
+    assert "of transformers.TrainingArguments" in arguments.describe("adam_beta2")
+    with pytest.raises(HyperparameterError, match="Did you mean num_train_epochs"):
+        arguments.describe("num_train_epoch")
 
 
 def test_no_value_for_a_default_that_does_something_is_a_line() -> None:

@@ -91,11 +91,12 @@ def test_table_cells_are_short() -> None:
 
 
 def test_pages_are_short() -> None:
-    # In all pages; a reader has to find a page among them.
-    most_words = 27_000
+    # In all pages that people write; a reader has to find a page among them.
+    most_words, generated = 27_000, {"REFERENCE.md", "LICENSES.md"}
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
     pages = [ROOT / name for name in listed.stdout.splitlines()] or list(ROOT.glob("docs/**/*.md"))
-    assert sum(len(page.read_text().split()) for page in pages if page.exists()) <= most_words
+    assert sum(len(page.read_text().split()) for page in pages
+               if page.exists() and page.name not in generated) <= most_words  # fmt: skip
 
 
 def test_a_goal_is_reached_in_a_short_section() -> None:

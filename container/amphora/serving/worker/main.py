@@ -77,7 +77,8 @@ def _load(control: socket.socket, order: Load) -> tuple[runner.ModelRunner | Non
     except (Exception, SystemExit) as error:
         reason = str(error)
         if not isinstance(error, AmphoraError):
-            LOG.exception("The model could not be loaded.")
+            if not getattr(error, "is_users_mistake", False):  # an error of the recipe's own
+                LOG.exception("The model could not be loaded.")
             reason = f"{type(error).__name__}: {error}"
         messages.send(control, Failed(reason=logs.mask(reason)))
         return None, False

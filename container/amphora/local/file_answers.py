@@ -1,0 +1,300 @@
+"""Implements `amphora predict`: answers each row of a file by a served model.
+
+The file is sent to `amphora serve` in JSON Lines, as a batch transform does, so that user code,
+vLLM and all workers answer as on an endpoint. Answers are kept next to the output until all are
+there: a run that was stopped continues after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import hashlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm import tqdm
+
+from amphora.common.errors import AmphoraError, ConfigError
+
+log = logging.getLogger("amphora")
+
+Row = dict[str, Any]
+_ROWS, _CHARACTERS, _REQUESTS = 64, 200_000, 8
+"""The most rows and characters of a request, and requests on their way."""
+_TIMEOUT_SECONDS = 3600
+_LOG_SECONDS = 10.0
+_FORMS = (
+    *(("question", "choices", "context"), ("question", "choices"), ("question", "context")),
+    *(("text", "text_pair"), ("premise", "hypothesis"), ("query", "passage")),
+    *(("inputs",), ("messages",), ("prompt",), ("text",), ("sentence",)),
+)
+"""Columns of a record if the model does not name those of its training, in this order."""
+_PREFIX, _ANSWER, _ERROR = "predicted_", "prediction", "error"
+
+
+def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int:
+    """Answer each row of a file, and write its columns with the answers. Return 1 if rows failed.
+
+    Args:
+        folder: A run's folder, or a model's.
+        data: A .csv, .tsv, .jsonl or .txt file, also with .gz.
+        out: A .csv or .jsonl file.
+        text_column: The column of the texts, or two (a,b); default: those of the training.
+
+    Raise AmphoraError if an argument is wrong, or the model cannot be served.
+    """
+    model = folder / "model" if (folder / "model").is_dir() else folder
+    if not data.is_file():
+        raise ConfigError(f"{data} is not a file.", "Give the file whose rows to answer.")
+    if out.suffix not in (".csv", ".jsonl"):
+        raise ConfigError(f"--out is {str(out)!r}.", "Give a file that ends in .csv or .jsonl.")
+    rows = list(_read_rows(data))
+    if not rows:
+        raise ConfigError(f"{data} has no rows.", "Give a file with rows below its header.")
+    record = _record_of(rows[0], model, text_column, data)
+    part = out.with_name(f"{out.name}.part")
+    mark = _fingerprint(data, model, text_column)
+    done = _read_answers(part, mark)
+    if done:
+        log.info("%s has the answers to %d of %d rows: continuing", part, len(done), len(rows))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if len(done) < len(rows):
+        _answer(folder, [record(row) for row in rows], part, mark, len(done))
+    answers = _read_answers(part, mark)
+    _write(out, rows, answers)
+    part.unlink()
+    failed = sum(isinstance(answer, dict) and _ERROR in answer for answer in answers)
+    log.info("%s has the answers to %d rows, %d of them errors", out, len(answers), failed)
+    return int(failed > 0)
+
+
+def _read_rows(data: Path) -> Iterator[Row]:
+    """Yield the rows of a file. Raise ConfigError if it has another format, or a row is invalid."""
+    suffixes = [suffix for suffix in data.suffixes if suffix != ".gz"]
+    kind = suffixes[-1] if suffixes else ""
+    opened: Callable[..., IO[str]] = gzip.open if data.suffix == ".gz" else open
+    with opened(data, "rt", encoding="utf-8-sig", newline="") as file:
+        try:
+            if kind in (".csv", ".tsv"):
+                csv.field_size_limit(sys.maxsize)
+                reader = csv.DictReader(
+                    file, delimiter="\t" if kind == ".tsv" else ",", strict=True
+                )
+                for row in reader:
+                    if None in row or None in row.values():
+                        raise ValueError("it has another number of fields than the header")
+                    yield row
+            elif kind in (".jsonl", ".ndjson"):
+                for line in file:
+                    if line.strip():
+                        value = json.loads(line)
+                        yield value if isinstance(value, dict) else {"text": value}
+            elif kind == ".txt":
+                for line in file:
+                    yield {"text": line.rstrip("\r\n")}
+            else:
+                raise ConfigError(
+                    f"{data} has the suffix {kind or 'of no format'!r}.",
+                    "Give a .csv, .tsv, .jsonl or .txt file.",
+                )
+        except (ValueError, csv.Error) as error:
+            number = reader.line_num if kind in (".csv", ".tsv") else "?"
+            raise ConfigError(f"{data}, line {number}: {error}.", "Correct the row.") from error
+
+
+def _record_of(
+    row: Row, model: Path, text_column: str | None, data: Path
+) -> Callable[[Row], dict[str, Any]]:
+    """Return what makes a request's record of a row. Raise ConfigError if columns are unclear."""
+    trained: Sequence[str] = ()
+    with contextlib.suppress(OSError, ValueError):
+        trained = json.loads((model / "config.json").read_text()).get("text_columns") or ()
+    named = [name.strip() for name in (text_column or "").split(",") if name.strip()]
+    forms = [tuple(named)] if named else [tuple(trained), *_FORMS]
+    chosen = next((form for form in forms if form and set(form) <= set(row)), None)
+    if chosen is None and not named and len(row) == 1:
+        chosen = tuple(row)
+    if chosen is None:
+        wanted = ", ".join(named or trained) or "text"
+        raise ConfigError(
+            f"{data} has the columns {', '.join(row)}, and not {wanted}.",
+            f"Name the texts: --text_column {next(iter(row))}",
+        )
+    if len(chosen) == 1:
+        return lambda row: {"inputs": row[chosen[0]]}
+    parts = ("text", "text_pair") if named else chosen
+    return lambda row: {
+        "inputs": {part: row[name] for part, name in zip(parts, chosen, strict=True)}
+    }
+
+
+def _fingerprint(data: Path, model: Path, text_column: str | None) -> str:
+    """Return a digest of the file, and of the model by its sums or, without them, by its files'
+    sizes and times."""
+    digest = hashlib.sha256(f"{model.resolve()} {text_column}".encode())
+    with data.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    sums = model / "SHA256SUMS"
+    if sums.is_file():
+        digest.update(sums.read_bytes())
+    else:
+        for path in sorted(model.rglob("*")):
+            if path.is_file() and path.parent.name != "__pycache__":
+                state = path.stat()
+                name = path.relative_to(model)
+                digest.update(f"{name} {state.st_size} {state.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _read_answers(part: Path, mark: str) -> list[Any]:
+    """Return the answers of an earlier run for the same file and model; cut a line that was not
+    written completely."""
+    if not part.is_file():
+        return []
+    *lines, _ = part.read_bytes().split(b"\n")
+    if not lines or lines[0].decode(errors="replace") != mark:
+        return []
+    os.truncate(part, sum(len(line) + 1 for line in lines))
+    return [json.loads(line) for line in lines[1:]]
+
+
+def _answer(
+    folder: Path, records: Sequence[dict[str, Any]], part: Path, mark: str, done: int
+) -> None:
+    """Append the answers to the records from number `done` on, in their order."""
+    chunks: deque[list[str]] = deque()
+    size = 0
+    for record in records[done:]:
+        line = json.dumps(record, ensure_ascii=False)
+        if not chunks or len(chunks[-1]) >= _ROWS or size + len(line) > _CHARACTERS:
+            chunks.append([])
+            size = 0
+        chunks[-1].append(line)
+        size += len(line)
+    with (
+        _served(folder) as url,
+        part.open("a" if done else "w", encoding="utf-8") as file,
+        ThreadPoolExecutor(_REQUESTS) as pool,
+        tqdm(total=len(records), initial=done, unit="row", disable=not sys.stderr.isatty()) as bar,
+    ):
+        if not done:
+            file.write(f"{mark}\n")
+        logged = time.monotonic()
+        waiting: deque[Future[list[Any]]] = deque()
+        while chunks or waiting:
+            while chunks and len(waiting) < _REQUESTS:
+                waiting.append(pool.submit(_ask, url, chunks.popleft()))
+            answers = waiting.popleft().result()
+            file.writelines(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
+            file.flush()
+            bar.update(len(answers))
+            if bar.disable and time.monotonic() - logged > _LOG_SECONDS:
+                logged = time.monotonic()
+                log.info(
+                    "%d of %d rows answered", len(records) - sum(map(len, chunks)), len(records)
+                )
+
+
+@contextlib.contextmanager
+def _served(folder: Path) -> Iterator[str]:
+    """Yield the address of a server of the model, which ends with the block.
+
+    Raise AmphoraError if it ends before: its log, on stderr, has the reason.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {
+        **os.environ, "AMPHORA_BIND": "127.0.0.1", "SAGEMAKER_BIND_TO_PORT": str(port),
+        "SAGEMAKER_MODEL_SERVER_TIMEOUT": str(_TIMEOUT_SECONDS),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "amphora", "serve", str(folder)]
+    server = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                urllib.request.urlopen(f"{url}/ping", timeout=5).close()
+                break
+            if server.poll() is not None:
+                raise AmphoraError(
+                    f"The model in {folder} cannot be served: the lines above say why."
+                )
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def _ask(url: str, lines: Sequence[str]) -> list[Any]:
+    """Return the answer to each line, `{"error": ...}` for one that has none."""
+    request = urllib.request.Request(
+        f"{url}/invocations",
+        data="\n".join(lines).encode(),
+        headers={"Content-Type": "application/jsonlines", "Accept": "application/jsonlines"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            answers = [json.loads(line) for line in response.read().splitlines()]
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            text = json.loads(text)["error"]["message"]
+        answers = [{_ERROR: text}]
+    if len(answers) == len(lines):
+        return answers
+    if len(lines) == 1:
+        return [answers]
+    # One that is wrong does not cost the others their answers.
+    return [answer for line in lines for answer in _ask(url, [line])]
+
+
+def _write(out: Path, rows: Sequence[Row], answers: Sequence[Any]) -> None:
+    """Write the rows with their answers, complete or not at all."""
+    unfinished = out.with_name(f"{out.name}.writing")
+    with unfinished.open("w", encoding="utf-8", newline="") as file:
+        if out.suffix == ".jsonl":
+            for row, answer in zip(rows, answers, strict=True):
+                file.write(f"{json.dumps({**row, _ANSWER: answer}, ensure_ascii=False)}\n")
+        else:
+            cells = [_cells(answer) for answer in answers]
+            names = dict.fromkeys(name for row in (*rows, *cells) for name in row)
+            writer = csv.DictWriter(file, list(names))
+            writer.writeheader()
+            for row, predicted in zip(rows, cells, strict=True):
+                writer.writerow(
+                    {name: _cell(value) for name, value in {**row, **predicted}.items()}
+                )
+    unfinished.replace(out)
+
+
+def _cells(answer: Any) -> Row:
+    """Return the columns of an answer: its values by name if all are single ones, else JSON."""
+    if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], dict):
+        answer = answer[0]
+    if not isinstance(answer, dict):
+        return {_ANSWER: answer}
+    if any(isinstance(value, (dict, list)) for value in answer.values()):
+        return {_ANSWER: answer}
+    return {f"{_PREFIX}{name}": value for name, value in answer.items()}
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) else json.dumps(value)
