@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import itertools
 import json
 import os
 import random
@@ -45,6 +46,12 @@ REAL = [
     "Police report an explosion close to {}",
     "Smoke is pouring from a building on fire in {}",
     "Rescuers search for survivors around {}",
+    "A bus hit a tree in {}, eleven passengers are in hospital",
+    "Nobody may drink the tap water in {} until the spill is cleaned up",
+    "The bridge at {} gave way under a lorry",
+    "Lightning struck the school in {}, classes are cancelled",
+    "Divers look for a missing swimmer off {}",
+    "Power is out in {} after the wind brought down the lines",
 ]
 EVERYDAY = [
     "That concert at {} was an absolute explosion of joy",
@@ -57,7 +64,15 @@ EVERYDAY = [
     "This traffic in {} is killing me, same as every Monday",
     "We met friends at {} and had a lovely walk",
     "The team from {} destroyed us in the quiz",
+    "The roof of my mouth is burning, that curry in {} was hot",
+    "My heart collapsed when I saw the prices in {}",
+    "An avalanche of tourists hit {} for the market",
+    "The band brought the house down at {}",
+    "I nearly died of laughter at the play in {}",
+    "A wave of nostalgia swept me away at {}",
 ]
+TRAINED = 11
+"""The sentences of each kind that train; the others are for the test, in which none is known."""
 ENDINGS = ["", ".", "!", " today", " this morning", " again", ", they say", " - what a day"]
 
 
@@ -85,13 +100,13 @@ def main() -> int:
 
 def write_job(base: Path) -> None:
     """What SageMaker would put under /opt/ml: the configuration and the channels."""
-    for channel, rows in ROWS.items():
+    for channel in ROWS:
         folder = base / "input" / "data" / channel
         folder.mkdir(parents=True)
         with (folder / "sentences.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["text", "label"])
-            writer.writerows(sentences(rows, seed=f"{SEED} {channel}"))
+            writer.writerows(sentences(channel))
     config = {
         "hyperparameters": {
             "model_name_or_path": str(encoder()),
@@ -108,14 +123,16 @@ def write_job(base: Path) -> None:
         path.write_text(json.dumps(content, indent=1))
 
 
-def sentences(rows: int, seed: str) -> list[tuple[str, str]]:
-    """Sentences about real incidents, and everyday ones in the same words."""
-    chance = random.Random(seed)
-    kinds = {"incident": REAL, "everyday": EVERYDAY}
-    return [
-        (chance.choice(kinds[label]).format(chance.choice(SITES)) + chance.choice(ENDINGS), label)
-        for label in chance.choices(list(kinds), k=rows)
+def sentences(channel: str) -> list[tuple[str, str]]:
+    """Sentences about real incidents, and everyday ones in the same words; each is there once."""
+    chance = random.Random(f"{SEED} {channel}")
+    part = slice(TRAINED) if channel == "train" else slice(TRAINED, None)
+    rows = [
+        (sentence.format(site) + ending, label)
+        for label, kind in {"incident": REAL, "everyday": EVERYDAY}.items()
+        for sentence, site, ending in itertools.product(kind[part], SITES, ENDINGS)
     ]
+    return chance.sample(rows, ROWS[channel])
 
 
 def encoder() -> Path:

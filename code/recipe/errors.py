@@ -39,6 +39,23 @@ class DataError(RecipeError):
     """A channel, a file or a row cannot be used."""
 
 
+class RowError(DataError):
+    """A row of a data set cannot be used; `located` names its file and line.
+
+    Args:
+        row: Its number in the data set.
+        message: What is wrong, with `{row}` for the location.
+    """
+
+    def __init__(self, row: int, message: str, remedy: str) -> None:
+        super().__init__(message.replace("{row}", f"row {row} (from 0)", 1), remedy)
+        self.row, self._unlocated = row, message
+
+    def located(self, location: str) -> DataError:
+        """Return the error with the row's location."""
+        return DataError(self._unlocated.replace("{row}", location, 1), self.remedy)
+
+
 class Problems:
     """Collects errors in data, to report them in one message."""
 

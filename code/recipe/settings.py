@@ -301,7 +301,8 @@ class DataSettings(JobSettings):
     missing_labels: str | None = option(
         None,
         "text-classification, image-classification: values of the label column that are no label, "
-        "separated by commas, such as NA or -1. Their rows are left out.",
+        "separated by commas, such as NA or -1; empty stands for empty cells. Their rows are "
+        "left out.",
     )
     header: bool | None = option(
         None, "Whether the first row of delimited text names the columns. Default: by known names."

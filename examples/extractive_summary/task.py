@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, EvalPrediction
 
 from recipe.batching.samples import Samples
 from recipe.data import held_out
-from recipe.data.column_names import LABEL, PAIR, TEXT
+from recipe.data.column_names import ADDRESS, LABEL, PAIR, TEXT
 from recipe.data.reading import Read, read_columns
 from recipe.errors import DataError, Problems
 from recipe.models import pretrained
@@ -124,8 +124,13 @@ def _documents(file: Read) -> pa.Table:
                     "for each.",
                     'Write rows as {"sentences": ["It rained."], "in_summary": [1]}.',
                 )
-            kept.append({SENTENCES: sentences, IN_SUMMARY: marks})
-    kinds = {SENTENCES: pa.list_(pa.large_string()), IN_SUMMARY: pa.list_(pa.int64())}
+            address = file.part.address(number)
+            kept.append({SENTENCES: sentences, IN_SUMMARY: marks, ADDRESS: address})
+    kinds = {
+        SENTENCES: pa.list_(pa.large_string()),
+        IN_SUMMARY: pa.list_(pa.int64()),
+        ADDRESS: pa.int64(),
+    }
     return pa.Table.from_pylist(kept, schema=pa.schema(list(kinds.items())))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from recipe.data import labels
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError
+from recipe.settings import separated
 
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _PADDED = re.compile(r"[-+]?\d*\.\d+0")
@@ -18,12 +19,15 @@ _MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "
 """What pandas reads as no value."""
 
 
-def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
+def check_classes(
+    parts: Sequence[Part], column: str, rows: int, left_out: str | None = None
+) -> None:
     """Check that values are classes, unless problem_type is given.
 
     Args:
         parts: Files of training data, possibly reduced to one row of each value.
         rows: The number of training rows.
+        left_out: The hyperparameter missing_labels.
 
     Raises:
         DataError: some may stand for a missing label; each row has a different one; the files have
@@ -48,10 +52,14 @@ def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
         missing.add("-1")
     if missing:
         values_shown = ",".join(sorted(missing))
+        has_empty = any(len(labels.empty_labels(part, column)) for part in parts)
+        given = ",".join(
+            [*separated(left_out), values_shown, *([labels.EMPTY] if has_empty else ())]
+        )
         raise DataError(
             f"Column {column!r} of {path} has {values_shown}, which may be a class or stand "
             "for no label.",
-            f"Give missing_labels={values_shown} to leave these rows out, {one_class}",
+            f"Give missing_labels={given} to leave these rows out, {one_class}",
         )
     if len(distinct) == rows >= _FEW_ROWS:
         raise DataError(
@@ -88,7 +96,9 @@ def check_classes(parts: Sequence[Part], column: str, rows: int) -> None:
             )
 
 
-def check_numbers(parts: Sequence[Part], column: str, rows: int) -> None:
+def check_numbers(
+    parts: Sequence[Part], column: str, rows: int, left_out: str | None = None
+) -> None:
     """Check that numbers with fractions are not codes, unless problem_type is given.
 
     Raises:
@@ -106,7 +116,9 @@ def check_numbers(parts: Sequence[Part], column: str, rows: int) -> None:
         )
 
 
-def check_lists(parts: Sequence[Part], column: str, row_count: int) -> None:
+def check_lists(
+    parts: Sequence[Part], column: str, row_count: int, left_out: str | None = None
+) -> None:
     """Check that lists hold classes, unless problem_type is given.
 
     Raises:
@@ -180,7 +192,7 @@ def _check_files_share_classes(parts: Sequence[Part], column: str, one_class: st
         )
 
 
-CHECKS: Mapping[str, Callable[[Sequence[Part], str, int], None]] = {
+CHECKS: Mapping[str, Callable[[Sequence[Part], str, int, str | None], None]] = {
     labels.SINGLE: check_classes,
     labels.NUMBER: check_numbers,
     labels.SEVERAL: check_lists,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import class_checks, held_out, labels, values
-from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.data.column_names import ADDRESS, LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_number, token_data
 from recipe.data.files.spool import spooled_column
@@ -78,12 +78,18 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
             functools.partial(_labelled, texts=inputs.values(), settings=settings, notes=notes)
         )
     of_hosts = hosts.gather([
-        (distinct_labels(part, label), part.table.num_rows) for part in read.get("train", ())
+        (distinct_labels(part, label), part.table.num_rows, _empty_labels(part, label))
+        for part in read.get("train", ())
     ])  # fmt: skip
-    trained, rows = zip(*itertools.chain(*of_hosts), strict=True)
-    shape = labels.shape_of(trained, label, settings.label_separator, settings.problem_type)
+    trained, rows, empty = zip(*itertools.chain(*of_hosts), strict=True)
+    missing = settings.missing_labels
+    shape = labels.shape_of(
+        trained, label, settings.label_separator, settings.problem_type, missing
+    )
     if settings.problem_type is None and settings.class_names is None:
-        class_checks.CHECKS[shape.problem](trained, label, sum(rows))
+        class_checks.CHECKS[shape.problem](trained, label, sum(rows), missing)
+    for part, count, total in zip(trained, empty, rows, strict=True):
+        shape.check_filled(part, label, count, total)
     spelled = [row_label for part in trained for row_label in shape.spell(part, label)]
     known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
@@ -109,7 +115,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     ]
     is_single = known.problem == labels.SINGLE
     strata = functools.partial(values.column, name=LABEL) if is_single else None
-    uses, rule = held_out.assign(built, settings, strata, hosts, reading.sharded)
+    uses, rule = held_out.assign(built, reading, settings, strata, hosts)
     return Splits(
         **uses,
         labels=known,
@@ -209,7 +215,8 @@ def _build(
         }
         if TOKEN_IDS in inputs and TYPE_IDS in part.table.column_names:
             columns[TYPE_IDS] = values.token_ids(part, TYPE_IDS)
-        tables.append(pa.table({**columns, LABEL: encoded(split, part, label, shape, known)}))
+        columns[LABEL] = encoded(split, part, label, shape, known)
+        tables.append(pa.table({**columns, ADDRESS: part.addresses()}))
     if len({tuple(table.column_names) for table in tables}) > 1:
         raise DataError(
             f"Some files of the {split} data have {TYPE_IDS}, and others have not: "
@@ -252,6 +259,12 @@ def encoded(
             yield labels_of_rows if codes is None else labels_of_rows.take(pa.array(codes))
 
     return spooled_column(kind, batches())
+
+
+def _empty_labels(part: Part, column: str) -> int:
+    """Return how many rows have no label; 0 if labels are lists."""
+    is_nested = pa.types.is_nested(part.table.schema.field(column).type)
+    return 0 if is_nested else len(labels.empty_labels(part, column))
 
 
 def distinct_labels(part: Part, column: str) -> Part:

@@ -12,6 +12,8 @@ SOURCE, TARGET = "source", "target"
 LEARNED = "learned"
 """Whether each token is learned."""
 
+ADDRESS = "address"
+"""The column of `Part.addresses`, which `recipe.data.held_out` takes off."""
 TOOLS = "tools"
 """The column of the tools that a conversation may call."""
 

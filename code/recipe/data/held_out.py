@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import datasets
@@ -15,6 +15,8 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
+from recipe.data.column_names import ADDRESS
+from recipe.data.files.part import SourceFile, moved, split_address
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.data.reading import Reading, describe_files
@@ -38,6 +40,36 @@ class DataSets:
     """What was detected, one line each."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have the rows of this host only."""
+    sources: Sequence[SourceFile] = ()
+    """The files of the job, of all hosts."""
+    addresses: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """`Part.addresses` of the rows of `train`, `evaluation` and `test`, of all hosts."""
+
+    def where(self, use: str, row: int) -> str:
+        """Return the file and line of a row, for messages.
+
+        Args:
+            use: `train`, `evaluation` or `test`.
+            row: Its number in the data set.
+        """
+        if (address := self._source_of(use, row)) is None:
+            return f"row {row} of the {use} data"
+        source, number = address
+        return source.where(number)
+
+    def entry(self, use: str, row: int) -> dict[str, Any]:
+        """Return the file and line of a row by keys, as `SourceFile.entry`."""
+        if (address := self._source_of(use, row)) is None:
+            return {"row": row}
+        source, number = address
+        return source.entry(number)
+
+    def _source_of(self, use: str, row: int) -> tuple[SourceFile, int] | None:
+        addresses = self.addresses.get(use, ())
+        if not 0 <= row < len(addresses):
+            return None
+        position, number = split_address(int(addresses[row]))
+        return self.sources[position], number
 
 
 def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
@@ -67,26 +99,25 @@ def build(
             raise DataError(f"The {split} data has no {what}.", "Give some, or leave it out.")
         amount = count(built[split].data.table)
         lines.append(describe_files(reading.files_of(split), amount))
-    uses, rule = assign(built, settings)
+    uses, rule = assign(built, reading, settings)
     return uses, [*lines, rule]
 
 
 def assign(
     built: Mapping[str, datasets.Dataset],
+    reading: Reading,
     settings: DataSettings,
     strata: Callable[[datasets.Dataset], Array] | None = None,
     hosts: Hosts = shards.ONE,
-    sharded: frozenset[str] = frozenset(),
 ) -> tuple[dict[str, Any], str]:
     """Return the fields of `DataSets` except `notes`, and a line that explains the choice.
 
     Args:
-        built: The data sets by split; `train` is one of them.
+        built: The data sets by split; `train` is one of them. They may have the column ADDRESS.
         strata: Returns the class ids [rows] of a data set: the same share of each class is held
             out.
-        sharded: The splits of which this host has its own rows.
     """
-    sharded = frozenset().union(*hosts.gather(sharded)) & built.keys()
+    sharded = frozenset().union(*hosts.gather(reading.sharded)) & built.keys()
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
     assert train is not None  # `reading` checks that
     if validation is not None:
@@ -116,17 +147,48 @@ def assign(
         sharded |= {"validation"} if "train" in sharded else set()
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
-    return {"train": train, "evaluation": validation, "test": test, "sharded": uses}, rule
+    chosen = {"train": train, "evaluation": validation, "test": test}
+    return {**_addressed(chosen, reading.sources, hosts, uses), "sharded": uses}, rule
+
+
+def _addressed(
+    chosen: Mapping[str, datasets.Dataset | None],
+    sources: Sequence[SourceFile],
+    hosts: Hosts = shards.ONE,
+    sharded: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return data sets without the column ADDRESS, `sources` and `addresses`.
+
+    Args:
+        sharded: The data sets of which this host has its own rows.
+    """
+    plain, addresses = dict(chosen), dict[str, npt.NDArray[np.int64]]()
+    for use, rows in chosen.items():
+        if rows is not None and ADDRESS in rows.column_names:
+            plain[use] = rows.remove_columns(ADDRESS)
+            addresses[use] = values.column(rows, ADDRESS)
+    if hosts.sharded:
+        none = np.empty(0, np.int64)
+        of_hosts = hosts.gather((sources, {use: addresses.get(use, none) for use in sharded}))
+        firsts = np.cumsum([0, *(len(theirs) for theirs, _ in of_hosts)]).tolist()
+        addresses = {use: moved(rows, firsts[hosts.position]) for use, rows in addresses.items()}
+        for use in sharded:  # as `Samples` number the rows of all hosts
+            starts = zip(of_hosts, firsts[:-1], strict=True)
+            addresses[use] = np.concatenate(
+                [moved(rows[use], first) for (_, rows), first in starts]
+            )
+        sources = [source for theirs, _ in of_hosts for source in theirs]
+    return {**plain, "sources": sources, "addresses": addresses}
 
 
 def assign_groups(
-    built: Mapping[str, datasets.Dataset], column: str, settings: DataSettings
+    built: Mapping[str, datasets.Dataset], column: str, reading: Reading, settings: DataSettings
 ) -> tuple[dict[str, Any], str]:
     """Return the same as `assign`, but hold out queries (the values of `column`) with all their
     rows."""
     train = built["train"]
     if len(built) > 1 or not (settings.evaluates or settings.predicts):
-        return assign(built, settings)
+        return assign(built, reading, settings)
     # If two queries have the same 64-bit hash, they only stay together.
     tables = values.tables(train.select_columns([column]))
     hashes = [pd.util.hash_array(table[column].to_numpy()) for table in tables]
@@ -139,7 +201,8 @@ def assign_groups(
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
         f"{len(rows)} rows, seed {settings.seed}"
     )
-    return {"train": train.select(kept), "evaluation": train.select(rows), "test": None}, rule
+    chosen = {"train": train.select(kept), "evaluation": train.select(rows), "test": None}
+    return _addressed(chosen, reading.sources), rule
 
 
 def hold_out(class_ids: Sequence[int] | Array, seed: int) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -75,6 +76,33 @@ class LabelShape:
     """Separates the classes of a row in one string."""
     indicators: bool = False
     """Whether a row's list has 0 or 1 for each class, instead of its classes."""
+    missing: str | None = None
+    """The hyperparameter missing_labels, for messages."""
+
+    def check_filled(
+        self, part: Part, column: str, empty: int | None = None, rows: int | None = None
+    ) -> None:
+        """Raise DataError if rows have no label, unless rows may have several.
+
+        Args:
+            empty: The rows without a label, and `rows` all rows, if `part` has only some of them.
+        """
+        if self.problem == SEVERAL or pa.types.is_nested(part.table.schema.field(column).type):
+            return
+        are_empty = empty_labels(part, column)
+        empty = len(are_empty) if empty is None else empty
+        if not empty:
+            return
+        rows = part.table.num_rows if rows is None else rows
+        has = "has" if empty == 1 else "have"
+        known = {str(label).strip() for label in part.distinct(column, part.table.num_rows) or ()}
+        line = ",".join([*separated(self.missing), EMPTY])
+        remedy = f"Give missing_labels={line} to leave them out, or label them."
+        raise DataError(
+            f"{empty} of {rows} rows {has} no label in column {column!r}, the first at "
+            f"{part.where(int(are_empty[0]))}.",
+            remedy if EMPTY not in known else "Label them or remove them.",
+        )
 
     def spell(self, part: Part, column: str) -> list[Any]:
         """Return the label of each row: the name of its class, a tuple of names, or a float.
@@ -84,15 +112,10 @@ class LabelShape:
         """
         values = part.table[column].to_pylist()
         class_names = part.class_names.get(column)
+        self.check_filled(part, column)
         if self.problem == SINGLE:
             # 1, 1.0 and "1.0" are the class `1`.
             classes_of_rows = [_spell(value, class_names) for value in values]
-            if missing := [row for row, name in enumerate(classes_of_rows) if name == ""]:
-                raise DataError(
-                    f"{part.where(missing[0])} has no label in column {column!r}"
-                    + (f", nor have {len(missing) - 1} other rows." if missing[1:] else "."),
-                    "Label the rows or remove them.",
-                )
             if None in classes_of_rows:
                 row = classes_of_rows.index(None)
                 raise _no_class(part, row, values[row], column)
@@ -103,7 +126,7 @@ class LabelShape:
                     raise DataError(
                         f"{part.where(row)} has {value!r} in column {column!r}, and other rows "
                         "have numbers.",
-                        "Correct the row or remove it.",
+                        f"Correct the row or remove it, or give missing_labels={value}.",
                     )
             return [float(value) for value in values]
         spelled = []
@@ -122,7 +145,11 @@ class LabelShape:
 
 
 def shape_of(
-    parts: Sequence[Part], column: str, separator: str | None = None, problem: str | None = None
+    parts: Sequence[Part],
+    column: str,
+    separator: str | None = None,
+    problem: str | None = None,
+    missing: str | None = None,
 ) -> LabelShape:
     """Return the encoding of the labels in a column of the training data.
 
@@ -132,6 +159,7 @@ def shape_of(
     Args:
         separator: The hyperparameter label_separator.
         problem: The hyperparameter problem_type, which decides if it is given.
+        missing: The hyperparameter missing_labels.
     """
     columns = [part.table[column] for part in parts]
     nested = [cells for cells in columns if is_list(cells.type)]
@@ -151,8 +179,8 @@ def shape_of(
     if all(isinstance(value, (int, float, str)) and is_number(str(value)) for value in values):
         numbers = map(float, values)
         if any(math.isfinite(number) and not number.is_integer() for number in numbers):
-            return LabelShape(problem=NUMBER)
-    return LabelShape(problem=problem or SINGLE)
+            return LabelShape(problem=NUMBER, missing=missing)
+    return LabelShape(problem=problem or SINGLE, missing=missing)
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
@@ -165,9 +193,34 @@ def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
     )
 
 
+EMPTY = "empty"
+"""What stands in missing_labels for empty cells."""
+
+
+def empty_labels(part: Part, column: str) -> npt.NDArray[np.int64]:
+    """Return the rows without a label: null, blank, NaN, or -1 in a column of ClassLabels."""
+    none = ["", "nan", *(["-1"] if column in part.class_names else [])]
+    return _rows_with(part, column, none, or_null=True)
+
+
+def _rows_with(
+    part: Part, column: str, values: Sequence[str], or_null: bool = False
+) -> npt.NDArray[np.int64]:
+    """Return the rows that have one of these values in a column, ascending."""
+    known = pa.array(list(values), pa.large_string())
+    rows = [np.empty(0, np.int64)]
+    for first, batch in part.batches([column]):
+        texts = pc.utf8_trim_whitespace(pc.cast(batch[column], pa.large_string()))
+        has = pc.is_in(texts, known)
+        has = pc.or_(has, pc.is_null(texts)) if or_null else has
+        rows.append(first + np.flatnonzero(has.to_numpy(zero_copy_only=False)))
+    return np.concatenate(rows)
+
+
 def labelled(part: Part, column: str, missing: str | None) -> Part:
     """Return the part without rows that are marked as unlabelled: -1 in a column of ClassLabels,
-    `-` in SNLI's gold_label, or values that the hyperparameter missing_labels lists.
+    `-` in SNLI's gold_label, or values that the hyperparameter missing_labels lists (EMPTY for
+    empty cells).
 
     `LabelShape.spell` refuses other rows without a label.
     """
@@ -177,15 +230,12 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
     none += ["-1"] if column in part.class_names else []
     if plain(column) == "gold_label" and "+" not in (part.distinct(column, _ALPHABET) or []):
         none.append("-")
-    if not none:
+    left_out = _rows_with(part, column, none) if none else np.empty(0, np.int64)
+    if EMPTY in none:
+        left_out = np.union1d(left_out, empty_labels(part, column))
+    if not len(left_out):
         return part
-    kept = []
-    for first, batch in part.batches([column]):
-        texts = pc.utf8_trim_whitespace(pc.cast(batch[column], pa.large_string()))
-        is_labelled = pc.invert(pc.is_in(texts, pa.array(none, pa.large_string())))
-        kept.append(first + np.flatnonzero(is_labelled.to_numpy(zero_copy_only=False)))
-    rows = np.concatenate([np.empty(0, np.int64), *kept])
-    return part if len(rows) == part.table.num_rows else part.select(rows)
+    return part.select(np.delete(np.arange(part.table.num_rows), left_out))
 
 
 def _spell(value: Any, names: list[str] | None) -> str | None:

@@ -12,7 +12,15 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS, TOOLS
+from recipe.data.column_names import (
+    ADDRESS,
+    COMPLETION,
+    MESSAGES,
+    PROMPT,
+    TEXT,
+    TOKEN_IDS,
+    TOOLS,
+)
 from recipe.data.conversations import conversation
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_string
@@ -75,7 +83,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     with hosts.together():
         files = [_usable(file, notes) for file in reading.files]
         built = {
-            split: held_out.data_set([_documents(f) for f in files if f.split == split])
+            split: held_out.data_set(
+                [
+                    _documents(file).append_column(ADDRESS, file.part.addresses())
+                    for file in files
+                    if file.split == split
+                ]
+            )
             for split in reading.splits
         }
     for split in set().union(*hosts.gather(set(reading.splits))) - built.keys():
@@ -91,7 +105,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
         )
         for split in reading.splits
     ]
-    uses, rule = held_out.assign(built, settings, None, hosts, reading.sharded)
+    uses, rule = held_out.assign(built, reading, settings, None, hosts)
     if hosts.sharded:
         counts = zip(hosts.names, hosts.gather(len(uses["train"])), strict=True)
         shown = ", ".join(f"{name} {count}" for name, count in counts)

@@ -19,7 +19,7 @@ from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of
 from recipe.data.column_settings import check_ignored, quoted
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import Part, SourceFile, is_string
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
@@ -63,6 +63,8 @@ class Reading:
     """Those of the training data."""
     sharded: frozenset[str]
     """The splits of which this host has only a part of the rows."""
+    sources: tuple[SourceFile, ...]
+    """The files, in the order of `Part.position`."""
 
     def converted(self, convert: Callable[[Read], Converted]) -> dict[str, list[Converted]]:
         """Return what `convert` makes of the files of each split. Raise its DataErrors as one."""
@@ -127,10 +129,12 @@ def read_columns(
                 columns = select(part, spec, settings, training, is_trained=split == TRAIN)
                 training = training or columns
                 values.check_inputs(part, columns)
+                part = dataclasses.replace(part, position=len(files))
                 files.append(Read(split=split, part=part, columns=columns))
         problems.check()
     assert training is not None  # `_read_parts` checks that
-    return Reading(files=files, columns=training, sharded=layout.sharded)
+    sources = tuple(file.part.source(channels) for file in files)
+    return Reading(files=files, columns=training, sharded=layout.sharded, sources=sources)
 
 
 _NO_LABEL = {"-1", "-1.0"}

@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out
+from recipe.data.column_names import ADDRESS
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list
 from recipe.data.files.spool import spooled
@@ -32,12 +33,13 @@ PAIRS, SCORED, LISTS = "pairs", "scored", "lists"
 texts and their scores."""
 
 _SHOWN = 60
-Row = tuple[str, list[str], list[float]]
+Row = tuple[str, list[str], list[float], int]
 Arrange = Callable[[str, pa.Table, list[str]], pa.Table]
 SCHEMA = pa.schema([
     (QUERY, pa.large_string()),
     (TEXTS, pa.large_list(pa.large_string())),
     (SCORES, pa.large_list(pa.float64())),
+    (ADDRESS, pa.int64()),
 ])  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def load(
                     f"higher numbers mean more similar texts, give label_column={columns[SCORE]}.",
                 )
         built[split] = held_out.data_set([arrange(kind, table, notes) if arrange else table])
-    uses, rule = held_out.assign_groups(built, QUERY, settings)
+    uses, rule = held_out.assign_groups(built, QUERY, reading, settings)
     return Relevance(
         **uses,
         kind=kind,
@@ -125,7 +127,7 @@ def _kind(part: Part, columns: Selection) -> str:
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
     """Return rows as a table of SCHEMA."""
-    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = zip(*rows, strict=True) if rows else ((), (), (), ())
     arrays = [pa.array(cells, kind) for cells, kind in zip(columns, SCHEMA.types, strict=True)]
     return pa.table(arrays, schema=SCHEMA)
 
@@ -156,7 +158,8 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
                 continue
             if kind == LISTS:
                 kept = [pair for pair in zip(texts, scores, strict=True) if pair[0]]
-                rows.append((queries[0], [one for one, _ in kept], [number for _, number in kept]))
+                kept_scores = [number for _, number in kept]
+                rows.append((queries[0], [one for one, _ in kept], kept_scores, part.address(row)))
                 continue
             texts = list(filter(None, texts))
             if kind == SCORED:
@@ -165,7 +168,7 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
                         f"{part.where(row)} has several texts or scores, and other rows have one.",
                         "Give one text and one score in each row, or lists in all.",
                     )
-                rows.append((queries[0], texts, scores))
+                rows.append((queries[0], texts, scores, part.address(row)))
                 continue
             negatives = [
                 negative
@@ -174,7 +177,9 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
                 if negative and negative not in texts
             ]
             zeros = [0.0] * len(negatives)
-            rows += [(queries[0], [one, *negatives], [1.0, *zeros]) for one in texts]
+            rows += [
+                (queries[0], [one, *negatives], [1.0, *zeros], part.address(row)) for one in texts
+            ]
         yield table_of(rows)
     if empty:
         notes.append(f"{empty} rows of {part.path} lack a text and are not used.")

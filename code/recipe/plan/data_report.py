@@ -7,7 +7,7 @@ Rows are compared by a hash of 64 bits of each.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,12 @@ import xxhash
 from datasets import Dataset
 
 from recipe.data import classification, values
-from recipe.data.column_names import LABEL, TAGS
+from recipe.data.column_names import LABEL
 from recipe.data.files.part import is_list, is_string
 from recipe.data.labels import NUMBER, Labels
 from recipe.reports.section import Section
-from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, named_splits
+from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, Tokenizer, named_splits
 
-_TARGETS = (LABEL, TAGS, "scores")
 _NOT_COMPARED = ("id", "file", "place", "bytes")
 """Columns that identify a row, and images, which are not opened here."""
 _MEASURED_ROWS, _CHECKED_ROWS = 2_000, 10_000
@@ -53,12 +52,11 @@ def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[F
         lengths: Tokens of texts of `sampled_rows`, before truncation.
         max_length: Most tokens of a sample.
     """
-    splits = named_splits(task.data)
-    findings = [*_row_findings(splits), *_lengths(task, sorted(lengths), max_length)]
+    splits = _used_splits(task)
+    findings = [*row_findings(task), *_lengths(task, sorted(lengths), max_length)]
     labels: Labels | None = getattr(task.data, "labels", None)
-    if labels is None or labels.problem == NUMBER or LABEL not in splits["train"].column_names:
-        classes = [["all", *map(len, splits.values())]]
-    else:
+    classes = []
+    if labels is not None and labels.problem != NUMBER and LABEL in splits["train"].column_names:
         counts = {
             name: classification.rows_of_classes(labels, values.column(split, LABEL))
             for name, split in splits.items()
@@ -77,30 +75,52 @@ def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[F
     return findings, section
 
 
-def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
-    """Yield findings on empty, repeated, leaked and contradicting rows."""
+def _used_splits(task: Task) -> dict[str, Dataset]:
+    """Return the splits that are trained or evaluated. Without an evaluation, a job may have a row
+    in place of its data."""
+    splits, settings = named_splits(task.data), task.data_settings
+    is_used = settings.evaluates or settings.predicts
+    return splits if is_used else {"train": splits["train"]}
+
+
+def row_findings(task: Task) -> Iterator[Finding]:
+    """Yield findings on empty, repeated, leaked and contradicting rows, with their files and
+    lines."""
     known: dict[int, _Split] = {}
-    names = set(splits["train"].column_names)
-    if not names - {*_TARGETS, *_NOT_COMPARED}:
+    splits, targets, where = _used_splits(task), task.targets, task.data.where
+    names = {*splits["train"].column_names}
+    if not names - {*targets, *_NOT_COMPARED}:
         return
-    hashed = {name: _hashes(split, known) for name, split in splits.items()}
+    hashed = {name: _hashes(split, targets, known) for name, split in splits.items()}
     train = hashed.pop("train")
     if not len(train.rows):
         return
-    empty = sum(int(split.is_empty.sum()) for split in (train, *hashed.values()))
+    empty = [(name, int(row)) for name, split in {"train": train, **hashed}.items()
+             for row in np.flatnonzero(split.is_empty)]  # fmt: skip
     if empty:
-        detail = f"{empty} rows have no text: remove them, or name another column"
-        yield Finding(level=WARNING, what="empty rows", detail=detail)
-    yield from _damaged(splits["train"])
+        yield Finding(
+            level=WARNING,
+            what="empty rows",
+            detail=f"{len(empty)} rows have no text: remove them, or name another column",
+            example=f"such as {where(*empty[0])}",
+        )
+    yield from _damaged(task)
     in_order = np.sort(train.rows)
     repeated = int((in_order[1:] == in_order[:-1]).sum())
     if repeated:
         share = repeated / len(train.rows)
         detail = f"{repeated} of {len(train.rows)} training rows repeat another one ({share:.1%})"
         detail += ", and count several times: remove them if that is not intended"
-        yield Finding(level=OK, what="repeated rows", detail=detail)
+        order = np.argsort(train.rows, kind="stable")
+        position = int(np.flatnonzero(in_order[1:] == in_order[:-1])[0])
+        one, other = (where("train", int(order[position + step])) for step in (0, 1))
+        example = f"such as {one} and {other}"
+        yield Finding(level=OK, what="repeated rows", detail=detail, example=example)
+    # Generated texts may begin with one prompt, such as "Translate.", which identifies no row.
+    has_prompts = task.generates and 2 * len(np.unique(train.inputs)) <= len(train.rows)
     for name, split in hashed.items():
-        leaked = np.flatnonzero(np.isin(split.inputs, train.inputs))
+        compared = (split.rows, train.rows) if has_prompts else (split.inputs, train.inputs)
+        leaked = np.flatnonzero(np.isin(*compared))
         if not len(leaked):
             continue
         row = int(leaked[0])
@@ -109,10 +129,10 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
             what="leak",
             detail=f"{len(leaked)} of {len(split.inputs)} {name} rows are in the training data, "
             "too: their scores are too good. Remove them from one of the two",
-            example=f"such as row {row}: {_shown(splits[name], row)}",
+            example=f"such as {where(name, row)}: {_shown(splits[name], row)}",
         )
-    if not names & {*_TARGETS}:
-        return
+    if task.generates or not names.intersection(targets):
+        return  # a prompt may have several answers
     order = np.argsort(train.inputs, kind="stable")
     inputs, rows = train.inputs[order], train.rows[order]
     is_same = inputs[1:] == inputs[:-1]
@@ -121,18 +141,20 @@ def _row_findings(splits: dict[str, Dataset]) -> Iterator[Finding]:
         return
     groups = np.concatenate([[0], np.cumsum(~is_same)])
     count = int(np.isin(groups, groups[differing]).sum())
-    one, other = (int(order[differing[0] + step]) for step in (0, 1))
+    first, second = (int(order[differing[0] + step]) for step in (0, 1))
     yield Finding(
         level=WARNING,
         what="contradiction",
         detail=f"{count} of {len(rows)} training rows have the text of another row and a different "
         "label: correct the labels, or remove the rows",
-        example=f"such as rows {one} and {other}: {_shown(splits['train'], one)}",
+        example=f"such as {where('train', first)} and {where('train', second)}: "
+        f"{_shown(splits['train'], first)}",
     )
 
 
-def _damaged(train: Dataset) -> Iterator[Finding]:
+def _damaged(task: Task) -> Iterator[Finding]:
     """Yield a finding on texts that were read by a wrong encoding before they came here."""
+    train = task.data.train
     some = train.select(range(min(_CHECKED_ROWS, len(train))))
     names = [name for name in train.column_names if name not in _NOT_COMPARED]
     rows: list[int] = []
@@ -148,27 +170,28 @@ def _damaged(train: Dataset) -> Iterator[Finding]:
             what="encoding",
             detail=f"{len(rows)} of {len(some)} training rows have U+FFFD, or UTF-8 that was read "
             "as Windows-1252: write the file again as UTF-8",
-            example=f"such as row {rows[0]}: {_shown(train, rows[0])}",
+            example=f"such as {task.data.where('train', rows[0])}: {_shown(train, rows[0])}",
         )
 
 
-def _hashes(split: Dataset, known: dict[int, _Split]) -> _Split:
+def _hashes(split: Dataset, targets: Collection[str], known: dict[int, _Split]) -> _Split:
     """Return the hashes of a split's rows, and which rows have no text.
 
     Args:
+        targets: The columns that the model does not read.
         known: The same of whole tables, of which splits select rows, by their `id`.
     """
     table = split.data.table
     if id(table) not in known:
         names = [name for name in split.column_names if name not in _NOT_COMPARED]
-        names.sort(key=_TARGETS.__contains__)  # targets come last
+        names.sort(key=targets.__contains__)  # they come last
         parts = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, bool))]
         for batch in table.select(names).to_batches(values.CHUNK_ROWS):
             inputs = rows = np.zeros(len(batch), np.uint64)
             has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 rows = _chained(column, rows)
-                if name in _TARGETS:
+                if name in targets:
                     continue
                 inputs = rows
                 if is_string(column.type):
@@ -205,10 +228,18 @@ def _chained(column: pa.Array, seeds: Hashes) -> Hashes:
 
 def _shown(split: Dataset, row: int) -> str:
     """Return the beginning of a row's first text."""
-    texts_of_row = (value for value in split[row].values() if isinstance(value, (str, list)))
+    values_of_row = (value for name, value in split[row].items() if name not in _NOT_COMPARED)
+    texts_of_row = (value for value in values_of_row if isinstance(value, (str, list)))
     first = next(texts_of_row, "")
     text = first if isinstance(first, str) else " ".join(map(str, first))
     return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
+
+
+def sampled_lengths(task: Task, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of `sampled_rows` before truncation."""
+    rows = sampled_rows(task)
+    with task.locating("train", rows):
+        return task.lengths(tokenizer, rows)
 
 
 def sampled_rows(task: Task) -> list[int]:

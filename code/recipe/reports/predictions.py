@@ -16,6 +16,7 @@ from scipy.special import expit, softmax  # type: ignore[import-untyped]
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from recipe.console import say
+from recipe.data.held_out import DataSets
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
 from recipe.reports import figures
 from recipe.reports.section import Section
@@ -36,13 +37,14 @@ class PredictedAnswers(Protocol):
     def sections(self) -> Sequence[Section]:
         """Return the report's sections on them."""
 
-    def lines(self) -> Iterator[Mapping[str, Any]]:
-        """Return the entry of each row, as JSON values."""
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Return the entry of each row, as JSON values; `row` is its number in the split."""
 
 
-def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:
-    """Write a JSON line for each row, in the order of the data."""
-    lines = [json.dumps(row, ensure_ascii=False) for row in answers.lines()]
+def write(answers: PredictedAnswers, data: DataSets, folder: Path, remedy: str) -> None:
+    """Write a JSON line for each row, with its file and line, in the order of the data."""
+    located = ({**data.entry(answers.split, row.pop("row")), **row} for row in answers.lines())
+    lines = [json.dumps(row, ensure_ascii=False) for row in located]
     text = "\n".join(lines) + "\n"
     with atomic.results(NAME, folder, len(text.encode()), remedy) as aside:
         (aside / NAME).write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from recipe.batching.groups import Groups
 from recipe.batching.packing import Rows
 from recipe.data.held_out import DataSets
 from recipe.data.layout.channels import training_channels
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import HyperparameterError, ModelError, RowError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders, pretrained
 from recipe.models.pretrained import Source
@@ -32,6 +34,8 @@ from recipe.reports.predictions import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.settings import DataSettings, ModelSettings
+from recipe.spec import Column, Kind
+from recipe.task_table import TASKS
 from recipe.tasks import evaluation
 from recipe.tokenization.encoding import takes_token_types
 
@@ -155,6 +159,8 @@ class Task(ABC):
 
     lengths_are_of_samples: ClassVar[bool] = False
     """Whether a row may become several samples, each of which has an entry in `lengths`."""
+    samples_are_rows: ClassVar[bool] = False
+    """Whether each training sample is the row of `data.train` with its number."""
     takes_shards: ClassVar[bool] = False
     """Whether channels may be sharded over hosts. Such a task chooses columns and classes by the
     data of all hosts (`recipe.data.layout.shards`), and indexes arrays of tokens by
@@ -181,6 +187,20 @@ class Task(ABC):
     @abstractmethod
     def read(self, channels: Mapping[str, Path]) -> None:
         """Read the data, and set `data` and `objective`."""
+
+    @functools.cached_property
+    def targets(self) -> Collection[str]:
+        """Return the columns of `data` that are learned and that requests lack, by the spec."""
+        return frozenset(column.role for column in self._target_columns())
+
+    @property
+    def generates(self) -> bool:
+        """Return whether the targets are texts, of which several may be right."""
+        return any(column.kind is Kind.TEXT for column in self._target_columns())
+
+    def _target_columns(self) -> Iterator[Column]:
+        for form in TASKS[str(self.data_settings.task)].forms:
+            yield from (column for column in form.columns if column.is_target)
 
     def check_best(self, scores: Sequence[str]) -> None:
         """Check that evaluation computes the metric by which the best weights are chosen."""
@@ -211,10 +231,20 @@ class Task(ABC):
 
     def samples(self, tokenizer: Tokenizer, max_length: int) -> dict[str, Samples]:
         """Return the samples of all splits."""
-        return {
-            name: self.tokenise(name, split, tokenizer, max_length)
-            for name, split in named_splits(self.data).items()
-        }
+        made = {}
+        for name, split in named_splits(self.data).items():
+            with self.locating(name):
+                made[name] = self.tokenise(name, split, tokenizer, max_length)
+        return made
+
+    @contextlib.contextmanager
+    def locating(self, use: str, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """Name file and line in errors about rows of a data set, or about some of its rows."""
+        try:
+            yield
+        except RowError as error:
+            row = error.row if rows is None else rows[error.row]
+            raise error.located(self.data.where(use, row)) from error
 
     def some_samples(
         self, tokenizer: Tokenizer, max_length: int, rows: Sequence[int]
@@ -224,10 +254,11 @@ class Task(ABC):
         splits = {
             "train": self.data.train.select(rows), "evaluation": self.data.evaluation.select(few),
         }  # fmt: skip
-        return {
-            name: self.tokenise(name, split, tokenizer, max_length)
-            for name, split in splits.items()
-        }
+        made = {}
+        for name, split in splits.items():
+            with self.locating(name, rows if name == "train" else None):
+                made[name] = self.tokenise(name, split, tokenizer, max_length)
+        return made
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings on the data alone, before the model is loaded."""

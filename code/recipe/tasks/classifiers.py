@@ -66,6 +66,7 @@ class LabelLosses(Objective):
 class Classification(Task):
     """Base of tasks whose samples have labels, or numbers."""
 
+    samples_are_rows = True
     data: Splits
     objective: LabelLosses
     shown_columns: ClassVar[Sequence[str]]

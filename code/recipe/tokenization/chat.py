@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
 from recipe.data.conversations import LEARNING_KEYS
-from recipe.errors import DataError
+from recipe.errors import RowError
 from recipe.spec import CONTEXT, PARTS_OF_SAMPLES
 from recipe.tokenization.encoding import Encoder
 
@@ -61,17 +61,17 @@ class Written:
 
 @contextlib.contextmanager
 def row_named(row: int) -> Iterator[None]:
-    """Add the row's number, from 0, to errors of the chat template.
+    """Add the row's number to errors of the chat template.
 
     Raises:
-        DataError: The template refuses the row.
+        RowError: The template refuses the row.
     """
     try:
         yield
     except TemplateError as error:
-        raise DataError(
-            f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
-            f"{error}",
+        raise RowError(
+            row,
+            f"The tokenizer's chat template refuses the conversation of {{row}}: {error}",
             "Correct the row or remove it.",
         ) from error
 

@@ -17,7 +17,7 @@ from recipe.data.column_names import LABEL, PAIR, SOURCE, TARGET, TEXT, TOKEN_ID
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import data_set
 from recipe.data.values import column
-from recipe.errors import DataError
+from recipe.errors import RowError
 from recipe.tokenization import store
 from recipe.tokenization.encoding import UNCUT, Encoder, beginning
 
@@ -64,7 +64,10 @@ def samples(
         for name, kind in ((TOKEN_IDS, np.int32), (TYPE_IDS, np.int8)):
             if name in batch:
                 if not np.array_equal(store.lengths_of(batch[name]), lengths):
-                    raise DataError(f"In some rows {name} and {TOKEN_IDS} have different lengths.")
+                    pairs = zip(batch[name], batch[TOKEN_IDS], strict=True)
+                    row = next(n for n, (a, b) in enumerate(pairs, rows.start) if len(a) != len(b))
+                    message = f"{{row}} has {name} and {TOKEN_IDS} of different lengths."
+                    raise RowError(row, message, "Tokenise it again.")
                 # The last token is the closing special token, which the model was trained to see.
                 kept = [
                     row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
@@ -149,15 +152,16 @@ def check_ids(
         first: The number of the first row.
 
     Raises:
-        DataError: a row has no tokens, or an unknown one.
+        RowError: a row has no tokens, or an unknown one.
     """
-    empty = next((number for number, row in enumerate(rows, first) if not len(row)), None)
-    if empty is not None:
-        raise DataError(f"Row {empty} of the data that came tokenised has no tokens.", "Remove it.")
-    for strange in (max(map(max, rows), default=0), min(map(min, rows), default=0)):
-        if not 0 <= strange < len(tokenizer):
-            raise DataError(
-                f"The data came tokenised and has the token id {strange}, but the model's "
+    for number, row in enumerate(rows, first):
+        if not len(row):
+            raise RowError(number, "{row} came tokenised and has no tokens.", "Remove it.")
+        strange = next((some for some in (max(row), min(row)) if not 0 <= some < len(tokenizer)), 0)
+        if strange:
+            raise RowError(
+                number,
+                f"{{row}} came tokenised and has the token id {strange}, but the model's "
                 f"tokenizer has {len(tokenizer)} tokens.",
                 "Tokenise it with the model's own tokenizer, or give the texts.",
             )

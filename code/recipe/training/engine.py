@@ -8,7 +8,7 @@ the evaluation loop (every sample once).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
-from recipe.errors import DistributedError, DivergedError, HyperparameterError
+from recipe.errors import DistributedError, DivergedError, HyperparameterError, listed
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, Loaded
 from recipe.plan.table import Table
@@ -89,6 +89,7 @@ class Engine(Resumable):
         objective: Losses and metrics.
         class_weights: Factor of the training loss for samples of each class.
         decisive: Further values that must equal those of a checkpoint (`job_identity`).
+        locate: Returns the location of a training sample.
     """
 
     # compute_loss divides by the samples of the whole step.
@@ -102,6 +103,7 @@ class Engine(Resumable):
         objective: Objective,
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
+        locate: Callable[[int], str] = "the training sample {} (from 0)".format,
         **others: Any,
     ) -> None:
         training, cut, layout = decided.training, decided.cut, decided.train_layout
@@ -128,6 +130,7 @@ class Engine(Resumable):
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, layout
         self._eval_layout, self._objective = decided.eval_layout, objective
+        self._locate = locate
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._is_synchronous = args.device.type == "cpu"
@@ -253,10 +256,10 @@ class Engine(Resumable):
         totals = [loss.item() for loss in sums]
         for (step, _, rows), total in zip(self._watched, totals, strict=True):
             if not math.isfinite(total):
-                real = ", ".join(str(row) for row in rows.tolist() if row >= 0)
+                samples = map(self._locate, (row for row in rows.tolist() if row >= 0))
                 raise DivergedError(
-                    f"The loss of step {step} is NaN or infinite. Its batch has the rows {real} of "
-                    "the training data, counted from 0.",
+                    f"The loss of step {step} is NaN or infinite. Its batch has "
+                    f"{listed(list(samples))}.",
                     "Lower learning_rate, or look at these rows. The checkpoints in "
                     f"{self.args.output_dir} are older and not affected.",
                 )

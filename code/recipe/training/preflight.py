@@ -71,7 +71,7 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
     """Yield findings from a sample of the data: lengths, steps, disk and memory."""
     task, longest, args = plan.task, loaded.max_length, plan.arguments
     rows, drawn = len(task.train), data_report.sampled_rows(task)
-    lengths = task.lengths(loaded.tokenizer, drawn)
+    lengths = data_report.sampled_lengths(task, loaded.tokenizer)
     yield from data_report.inspect(task, lengths, longest)[0]
     if not plan.hyperparameters.trains:
         return

@@ -194,10 +194,15 @@ class Resumable(Trainer):
             raise _NoSteps
 
     def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
-        """Log. At the end of training, wait first: the Trainer then looks for checkpoints."""
+        """Log. At the end of training, wait first: the Trainer then looks for checkpoints. Its
+        rate is of all epochs, of which a budget may have left out some."""
         if "train_runtime" in logs:
             self._writer.wait()
             self._copied = None
+            samples: Any = self.train_dataset
+            epochs = (self.state.epoch or 0) - (self.before.epoch or 0)
+            trained = epochs * len(samples)
+            logs["train_samples_per_second"] = round(trained / logs["train_runtime"], 3)
         super().log(logs, *arguments, **options)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:

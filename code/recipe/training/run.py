@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -98,7 +99,7 @@ def run(
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if given.predicts and (answers := plan.task.answers()) is not None:
-            predictions.write(answers, output, _REMEDY)
+            predictions.write(answers, plan.task.data, output, _REMEDY)
         if given.trains:
             job.write_report(facts, watch.seconds)
     if xla.is_used():
@@ -303,7 +304,7 @@ def _make(
     sections = []
     # A host may have no rows of sharded channels.
     if is_first_process() and given.trains and len(task.data.train):
-        lengths = task.lengths(loaded.tokenizer, data_report.sampled_rows(task))
+        lengths = data_report.sampled_lengths(task, loaded.tokenizer)
         findings, section = data_report.inspect(task, lengths, loaded.max_length)
         sections.append(section)
         for finding in findings:
@@ -327,6 +328,9 @@ def _make(
         table=table,
         decisive=decisive,
         save_minutes=given.save_minutes,
+        **(
+            {"locate": functools.partial(task.data.where, "train")} if task.samples_are_rows else {}
+        ),
     )
     distribution.shard(trainer)
     if given.early_stopping_patience is not None:

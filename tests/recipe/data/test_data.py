@@ -332,7 +332,7 @@ def test_broken_delimited_data_is_named(
         (
             "a.jsonl",
             b'{"text": "a", "label": 0.5}\n{"text": "b", "label": null}\n',
-            ["a.jsonl line 2 has None in column 'label'"],
+            ["1 of 2 rows has no label in column 'label', the first at", "a.jsonl line 2"],
         ),
         (
             "a.jsonl",
@@ -507,7 +507,7 @@ def test_class_names_of_one_file_and_numbers_of_another_are_refused(tmp_path: Pa
     # What a file without labels lacks is not called another class.
     unlabelled = [{"text": row["text"], "label": None} for row in rows]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, unlabelled)))
-    with pytest.raises(DataError, match=r"b\.jsonl line 1 has no label"):
+    with pytest.raises(DataError, match=r"rows have no label .*b\.jsonl line 1"):
         load({"train": tmp_path})
 
 

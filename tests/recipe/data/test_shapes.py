@@ -214,7 +214,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("toxic sbic", "masked", lambda n:{"whoTarget":o("1.0","0.0"),"intentYN":o("1.0","0.0"),"sexYN":o("1.0","0.0"),"offensiveYN":o("1.0","0.5"),"post":s(),"targetMinority":o("","women"),"dataSource":o("reddit","twitter")},
           "? task=text-classification label_column=whoTarget,intentYN,sexYN > text-classification text=post label=whoTarget, intentYN"),
     shape("tweet_eval float labels with NaN", "masked", lambda n:{"text":s(),"label":float("nan") if n==7 else float(n%2)},
-          "! has no label in column"),
+          "? missing_labels=empty > text-classification text=sat river number a rome rome film number cat the river in label=0"),
     shape("sts with NaN", "masked", lambda n:{"sentence1":s(),"sentence2":s(),"score":float("nan") if n==7 else n%6/5},
           "? task=sentence-embedding > ! must hold numbers"),
     shape("sts of whole numbers", "encoder", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%6},

@@ -298,30 +298,48 @@ OTHERS: Rows = [{"tokens": ["x", str(n)], "ner_tags": ["O", "B-LOC"]} for n in r
 REQUESTS: Rows = [{"prompt": "Translate.", "completion": f"text {n}"} for n in range(12)]
 SPOKEN: Rows = [{"prompt": "Translate.", "completion": f"more {n}"} for n in range(12)]
 
+ANSWER: dict[str, Any] = {"answers": {"text": ["was"], "answer_start": [4]}}
+QUESTIONS: Rows = [{"question": f"Who was {n}", "context": "Ada was here.",
+                "answers": {"text": ["Ada"], "answer_start": [0]}} for n in range(12)]  # fmt: skip
+CHOSEN: Rows = [
+    {"question": f"Who {n}", "choices": ["dogs", "cats"], "answer": "dogs"} for n in range(12)
+]
+SCORED: Rows = [
+    {"sentence1": f"a {n}", "sentence2": f"b {n}", "score": 0.5 + n / 50} for n in range(12)
+]
+PAIRED: Rows = [{"source": f"the text {n}", "target": f"text {n}"} for n in range(12)]
+
 
 def findings(task: str, folder: Path, train: Rows, test: Rows) -> dict[str, Finding]:
     channels = {"train": write(folder / "train", train), "test": write(folder / "test", test)}
     made = task_table.load(task)(channels, Hyperparameters(task=task))
-    results = data_report._row_findings(data_report.named_splits(made.data))
-    return {finding.what: finding for finding in results}
+    return {finding.what: finding for finding in data_report.row_findings(made)}
 
 
 @pytest.mark.parametrize(("task", "train", "test", "expected"), [
     pytest.param("text-classification", CLEAN, TEST, {}, id="clean"),
     pytest.param("text-classification", CLEAN, [*TEST, CLEAN[3], CLEAN[4]],
-        {"leak": "2 of 8 evaluation rows are in the training data.*row 6: 'text 3'"}, id="leak"),
+        {"leak": "2 of 8 evaluation rows are in the training data.*test/train.jsonl line 7: 'text 3'"}, id="leak"),
     pytest.param("text-classification", CLEAN, [*TEST, {"text": "text 3", "label": "a"}],
         {"leak": "1 of 7 evaluation rows"}, id="leak with another label"),
     pytest.param("text-classification", [*CLEAN, {"text": "text 7", "label": "a"}], TEST,
-        {"contradiction": "2 of 41 training rows.*rows 7 and 40: 'text 7'"}, id="contradiction"),
+        {"contradiction": "2 of 41 training rows.*line 8 and .* line 41: 'text 7'"}, id="contradiction"),
     pytest.param("text-classification", [*CLEAN, *({"text": f"{text} {n}", "label": "a"} for n, text in enumerate(
             ["caf\u00e9 in S\u00c3O", "caf\u00c3\u00a9", "it\u00e2\u20ac\u2122s", "caf\ufffd"]))], TEST,
-        {"encoding": "3 of 44 training rows .*row 41: 'caf"}, id="encoding"),
+        {"encoding": "3 of 44 training rows .* line 42: 'caf"}, id="encoding"),
     pytest.param("text-classification", [*CLEAN, {"text": " ", "label": "a"}], [*TEST, {"text": "", "label": "b"}],
-        {"empty rows": "2 rows have no text"}, id="empty"),
+        {"empty rows": "2 rows have no text.*/train/train.jsonl line 41"}, id="empty"),
     pytest.param("token-classification", [*TAGGED, {"tokens": ["w", "3"], "ner_tags": ["O", "O"]}],
         [*OTHERS, TAGGED[1]],
-        {"contradiction": "2 of 13 .*rows 3 and 12", "leak": "1 of 13 evaluation rows"}, id="tags"),
+        {"contradiction": "2 of 13 .* line 4 and .* line 13", "leak": "1 of 13 evaluation rows"}, id="tags"),
+    pytest.param("question-answering", QUESTIONS, [{**QUESTIONS[4], "question": "When?"}, QUESTIONS[7] | ANSWER],
+        {"leak": "1 of 2 evaluation rows.* line 2: 'Who was 7'"}, id="questions"),
+    pytest.param("multiple-choice", [*CHOSEN, {**CHOSEN[5], "answer": "cats"}], [CHOSEN[3] | {"answer": "cats"}],
+        {"contradiction": "2 of 13 .* line 6 and .* line 13", "leak": "1 of 1 evaluation rows"}, id="choices"),
+    pytest.param("sentence-embedding", [*SCORED, SCORED[2] | {"score": 0.1}], [SCORED[3] | {"score": 0.1}],
+        {"contradiction": "2 of 13 .* line 3 and .* line 13", "leak": "1 of 1 evaluation rows"}, id="scored pairs"),
+    pytest.param("text2text-generation", PAIRED, [PAIRED[6] | {"target": "another"}],
+        {"leak": "1 of 1 evaluation rows.* line 1: 'the text 6'"}, id="generated texts"),
     pytest.param("causal-lm", REQUESTS, SPOKEN, {}, id="prompts may be equal"),
     pytest.param("causal-lm", REQUESTS, [*SPOKEN, REQUESTS[5]], {"leak": "1 of 13 "}, id="prompts with completions"),
 ])  # fmt: skip
@@ -335,6 +353,18 @@ def test_warnings_name_the_rows(
         assert re.search(pattern, f"{warnings[what]} {warnings[what].example}")
         assert "such as" not in str(warnings[what]), "the model card shows no rows"
     assert actual.keys() - warnings.keys() <= {"repeated rows"}
+
+
+@pytest.mark.parametrize("has_test", [True, False])
+def test_data_that_is_not_evaluated_has_no_findings(has_test: bool, tmp_path: Path) -> None:
+    channels = {"train": write(tmp_path / "train", CLEAN)}
+    if has_test:
+        channels["test"] = write(tmp_path / "test", CLEAN[:3])
+    given = parse(["--task", "text-classification", "--eval_strategy", "no"])
+    made = task_table.load("text-classification")(channels, given)
+    results, section = data_report.inspect(made, [3, 4], 8)
+    assert {finding.what for finding in results} == {"lengths", "truncation"}
+    assert section.columns == ("class", "train") and section.rows == [["a", 20], ["b", 20]]
 
 
 def test_repeated_rows_are_counted(tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_texts_are_numbered_as_they_first_come_each_once(
 ) -> None:
     draw = np.random.default_rng(0)
     words = [[f"t {n}" for n in draw.integers(0, 30, draw.integers(2, 5))] for _ in range(60)]
-    table = relevance.table_of([(texts[0], texts[1:], [1.0] * len(texts[1:])) for texts in words])
+    table = relevance.table_of(
+        [(texts[0], texts[1:], [1.0] * len(texts[1:]), 0) for texts in words]
+    )
     split = datasets.Dataset(table).select(range(59, -1, -1))
     monkeypatch.setattr(values, "CHUNK_ROWS", 7)
     by_number = numbered_texts.numbered(split, prompts, 1)

@@ -169,7 +169,7 @@ def test_token_ids_of_another_tokenizer_are_refused(tiny_model: Path, cache: Pat
     for wrong, says in (
         ([len(tokenizer)], f"token id {len(tokenizer)}"),
         ([-1], "token id -1"),
-        ([], "Row 50 "),
+        ([], "row 50 "),
     ):
         rows = [[7]] * 50 + [wrong] + [[7]] * 50
         split = datasets.Dataset.from_dict({"input_ids": rows, "label": [0] * 101})

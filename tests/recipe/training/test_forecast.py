@@ -243,3 +243,7 @@ def test_a_real_job_ends_with_its_budget(
     rates = [float(rate) for rate in re.findall(r"'learning_rate': ([\d.]+)", job.log)]
     assert rates[-1] < 0.2 * max(rates)
     assert job.metrics["epoch"] < 10000 and "eval_accuracy" in job.metrics
+    per_second, runtime = (
+        job.metrics[f"train_{name}"] for name in ("samples_per_second", "runtime")
+    )
+    assert per_second * runtime == pytest.approx(job.metrics["epoch"] * 360, rel=0.02)

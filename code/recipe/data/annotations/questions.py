@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
+from recipe.data.column_names import ADDRESS
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
@@ -32,6 +33,7 @@ _SCHEMA = pa.schema([
     (CONTEXT, pa.large_string()),
     (ANSWERS, pa.list_(pa.string())),
     (STARTS, pa.list_(pa.int64())),
+    (ADDRESS, pa.int64()),
 ])  # fmt: skip
 
 
@@ -89,7 +91,8 @@ def _questions(file: Read, notes: list[str]) -> pa.Table:
                 corrected += sum(map(operator.ne, right, starts))
                 name = cells.get(ID)
                 yield {ID: str(number if name is None else name), QUESTION: cells[QUESTION],
-                       CONTEXT: cells[CONTEXT], ANSWERS: texts, STARTS: right}  # fmt: skip
+                       CONTEXT: cells[CONTEXT], ANSWERS: texts, STARTS: right,
+                       ADDRESS: part.address(row)}  # fmt: skip
 
     table = spooled_rows(_SCHEMA, questions())
     problems.check()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.annotations import spans
-from recipe.data.column_names import TAGS, TOKENS
+from recipe.data.column_names import ADDRESS, TAGS, TOKENS
 from recipe.data.files import formats
 from recipe.data.files.part import UNTAGGED, Part
 from recipe.data.files.spool import spooled_rows
@@ -35,6 +35,7 @@ _MOST_LONE_WORDS = 20
 _SCHEMA = pa.schema([
     (TOKENS, pa.large_list(pa.large_string())),
     (TAGS, pa.large_list(pa.large_string())),
+    (ADDRESS, pa.int64()),
 ])  # fmt: skip
 
 
@@ -191,7 +192,8 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                         empty += 1
                         continue
                     in_use.update(tag for tag in tags if tag is not None)
-                    yield {TOKENS: list(map(str, words)), TAGS: iob2(tags)}
+                    strings = list(map(str, words))
+                    yield {TOKENS: strings, TAGS: iob2(tags), ADDRESS: part.address(row)}
 
     table = spooled_rows(_SCHEMA, sentences())
     problems.check()

@@ -64,6 +64,45 @@ class Gathering:
         return table if is_ascending else table.take(pa.array(np.argsort(order)))
 
 
+_NUMBER_BITS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file of a job, and how its rows are numbered."""
+
+    path: Path
+    name: str
+    """Its channel and its path in the channel's folder: `train/reviews.csv`."""
+    unit: str = "line "
+    """What a number counts, with a space: `line ` from 1, `row ` from 0; "" for `names`."""
+    names: Sequence[str] = ()
+    """The files of a folder whose rows are files."""
+
+    def where(self, number: int) -> str:
+        """Return the location of a row, for messages: `/data/train.csv line 7`."""
+        is_named = not self.unit  # rows are files of a folder
+        return (
+            f"{self.path}/{self.names[number]}" if is_named else f"{self.path} {self.unit}{number}"
+        )
+
+    def entry(self, number: int) -> dict[str, Any]:
+        """Return the location of a row by keys: `{"file": "train/reviews.csv", "line": 7}`."""
+        if self.unit:
+            return {"file": self.name, self.unit.strip(): number}
+        return {"file": f"{self.name}/{self.names[number]}"}
+
+
+def split_address(address: int) -> tuple[int, int]:
+    """Return the position of an address's file among those of the job, and the row's number."""
+    return address >> _NUMBER_BITS, address & ((1 << _NUMBER_BITS) - 1)
+
+
+def moved(addresses: npt.NDArray[np.int64], files: int) -> npt.NDArray[np.int64]:
+    """Return the addresses of rows whose files come after `files` others."""
+    return addresses + (files << _NUMBER_BITS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The rows of one file, Arrow folder, or folder of texts."""
@@ -72,10 +111,14 @@ class Part:
     format: str
     """The detected format, as shown to the user: `csv (semicolon)`, `parquet` ..."""
     table: pa.Table
-    lines: Sequence[Any] | npt.NDArray[Any] | None = None
+    lines: Sequence[int] | npt.NDArray[Any] | None = None
     """Line of each row in the file, from 1, or what `unit` says. None: its number, from 0."""
     unit: str = "line "
-    """What `lines` has, with a space: `row` for numbers from 0; "" for files of a folder."""
+    """See `SourceFile`."""
+    names: Sequence[str] = ()
+    """See `SourceFile`."""
+    position: int = 0
+    """The position among the files of the job."""
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of the classes of each column of ClassLabels, or of lists of them."""
 
@@ -85,10 +128,28 @@ class Part:
 
     def where(self, row: int) -> str:
         """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
-        if self.lines is None:
-            return f"{self.path} row {row}"
-        separator = " " if self.unit else "/"  # without a unit, rows are files of a folder
-        return f"{self.path}{separator}{self.unit}{self.lines[row]}"
+        return self.source().where(row if self.lines is None else int(self.lines[row]))
+
+    def source(self, channels: Mapping[str, Path] | None = None) -> SourceFile:
+        """Return the file, named by its channel, and how its rows are numbered."""
+        names = [
+            f"{channel}/{self.path.relative_to(folder).as_posix()}"
+            for channel, folder in (channels or {}).items()
+            if self.path.is_relative_to(folder)
+        ]
+        name = min(names, key=len, default=self.path.name)
+        unit = "row " if self.lines is None else self.unit
+        return SourceFile(path=self.path, name=name, unit=unit, names=self.names)
+
+    def addresses(self) -> pa.Array:
+        """Return int64 [rows]: the position of the file, and the number of each row in it."""
+        lines = np.arange(self.table.num_rows) if self.lines is None else self.lines
+        return pa.array(moved(np.asarray(lines, np.int64), self.position))
+
+    def address(self, row: int) -> int:
+        """Return one of `addresses`."""
+        number = row if self.lines is None else int(self.lines[row])
+        return (self.position << _NUMBER_BITS) | number
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """Return the part with a column replaced, or added as the last one."""

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.classification import Splits
-from recipe.data.column_names import LABEL
+from recipe.data.column_names import ADDRESS, LABEL
 from recipe.data.files import formats
 from recipe.data.files.image_files import SUFFIXES
 from recipe.data.files.part import HeaderHint, Part, is_binary
@@ -43,7 +43,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     spec = TASKS["image-classification"]
     reading = read_columns(channels, spec, settings, notes, read, images=True)
     parts = reading.converted(functools.partial(_images, settings=settings, notes=notes))
-    shape = LabelShape()
+    shape = LabelShape(missing=settings.missing_labels)
     train = [label for part in parts["train"] for label in shape.spell(part, LABEL)]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
@@ -53,7 +53,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
             for part in split_parts
         ])  # fmt: skip
         notes.append(describe_files(reading.files_of(split), f"{len(built[split])} images"))
-    uses, rule = held_out.assign(built, settings, lambda split: np.asarray(split[LABEL][:]))
+    uses, rule = held_out.assign(
+        built, reading, settings, lambda split: np.asarray(split[LABEL][:])
+    )
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
     shown = listed([f"{name} ({count} images)" for name, count in sizes.items()])
     notes += [rule, f"{len(known.names)} labels: {shown}"]
@@ -70,7 +72,14 @@ def _read(path: Path, header: HeaderHint) -> Part:
         "file_name": [f"{path.name}/{name}" for name in names],
         LABEL: [path.name] * len(names),
     }
-    return Part(path=path, format=_FOLDER, table=pa.table(table), lines=names, unit="")
+    return Part(
+        path=path,
+        format=_FOLDER,
+        table=pa.table(table),
+        lines=range(len(names)),
+        unit="",
+        names=names,
+    )
 
 
 def _images(file: Read, settings: DataSettings, notes: list[str]) -> Part:
@@ -115,6 +124,7 @@ def _images(file: Read, settings: DataSettings, notes: list[str]) -> Part:
         BYTES: kept,
         FILE: pa.array(files, pa.large_string()),
         LABEL: part.table[column],
+        ADDRESS: part.addresses(),
     })  # fmt: skip
     names_of = {LABEL: part.class_names[column]} if column in part.class_names else {}
     return dataclasses.replace(part, table=table, class_names=names_of)

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
+from recipe.data.column_names import ADDRESS
 from recipe.data.columns import Selection
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled_rows
@@ -60,7 +61,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
             for number, row in _rows(file.part, file.columns):
                 scores = [0.0] * len(row.choices)
                 scores[_positions(file.part, number, row, [kind])[kind]] = 1.0
-                yield {QUERY: row.query, TEXTS: row.texts, SCORES: scores}
+                address = file.part.address(number)
+                yield {QUERY: row.query, TEXTS: row.texts, SCORES: scores, ADDRESS: address}
 
         table = spooled_rows(SCHEMA, rows())
         shown = f"{file.columns.describe()} ({kind})"
@@ -69,7 +71,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
 
     tables = reading.converted(answered)
     built = {split: held_out.data_set(split_tables) for split, split_tables in tables.items()}
-    splits, rule = held_out.assign(built, settings)
+    splits, rule = held_out.assign(built, reading, settings)
     return DataSets(**splits, notes=[*notes, rule])
 
 

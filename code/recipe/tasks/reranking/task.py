@@ -103,6 +103,7 @@ class Reranking(Task):
 
     options: Options
     objective: RankingObjective
+    targets = frozenset({SCORES})
     sample_kind = pretrained.PAIR_OF_TEXTS
 
     @property
@@ -275,12 +276,17 @@ def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
         some = gathering.select(order[start:end]).to_pydict()
         start = end
         lists: dict[str, dict[str, float]] = {}
-        for query, texts, scores in zip(*some.values(), strict=True):
+        firsts: dict[str, int] = {}
+        for query, texts, scores, address in zip(*some.values(), strict=True):
             known = lists.setdefault(query, {})
+            firsts.setdefault(query, address)
             for text, score in zip(texts, scores, strict=True):
                 known[text] = max(score, known.get(text, score))
         yield relevance.table_of(
-            [(query, list(texts), list(texts.values())) for query, texts in lists.items()]
+            [
+                (query, list(texts), list(texts.values()), firsts[query])
+                for query, texts in lists.items()
+            ]
         )
 
 

@@ -126,6 +126,7 @@ class SentenceEmbedding(Task):
 
     options: Options
     objective: EmbeddingObjective
+    targets = frozenset({SCORES})
     data: relevance.Relevance
 
     def read(self, channels: Mapping[str, Path]) -> None:

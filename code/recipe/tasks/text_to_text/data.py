@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.column_names import SOURCE, TARGET, plain
+from recipe.data.column_names import ADDRESS, SOURCE, TARGET, plain
 from recipe.data.files.part import is_string
 from recipe.data.held_out import DataSets
 from recipe.data.reading import Read, only, read_columns
@@ -63,4 +63,8 @@ def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:
     both = [values.texts(part, column) for column in (source, target)]
     are_there = pc.and_(*map(values.has_text, both))
     part = only(part, are_there.to_pylist(), "lack a text", notes)
-    return pa.table({SOURCE: values.texts(part, source), TARGET: values.texts(part, target)})
+    return pa.table({
+        SOURCE: values.texts(part, source),
+        TARGET: values.texts(part, target),
+        ADDRESS: part.addresses(),
+    })  # fmt: skip

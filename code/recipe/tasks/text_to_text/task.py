@@ -106,6 +106,7 @@ class _TextPairs(TokenLosses):
 class TextToText(Task):
     """Learns to generate a target text for a source text."""
 
+    samples_are_rows = True
     options: Options
     objective: _TextPairs
 
