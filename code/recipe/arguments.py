@@ -46,7 +46,7 @@ _PAIRS = ("optim_args",)
 """Objects that are read as a text `key=value,...`."""
 _OBJECTS = (
     *("accelerator_config", "fsdp_config", "lr_scheduler_kwargs"),
-    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "chat_template_kwargs"),
 )
 # Commas that no bracket or quote encloses, and are followed by `key=`.
 _PART = re.compile(

@@ -152,9 +152,7 @@ n_gpu num_gpus device_map ddp | any | there is one process for each GPU
 use_cuda | on | available GPUs are used | Give use_cpu=True.
 finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters.
 assistant_only_loss completion_only_loss | on | completions and the assistant's turns are learned |
-  Leave it out: only these are learned. To learn prompts, too, write both into a column text.
-train_on_inputs train_on_prompt | off | completions and the assistant's turns are learned | Leave it
-  out: only these are learned. To learn prompts, too, write both into a column text.
+  Give train_on_prompt=True to learn prompts, too.
 label_all_tokens | off | the first token of each word is learned | Leave it out: only the first
   token of each word is learned.
 version_2_with_negative | any | the data shows which questions have no answer
@@ -255,8 +253,8 @@ streaming dataset_streaming | Leave it out: tokens are made before the first ste
   and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset
   (load_dataset(streaming=True)).
 whole_word_masking whole_word_mask wwm | Leave it out: tokens are masked one by one.
-default_system dataset_kwargs chat_template_kwargs enable_thinking | Leave it out: only the messages
-  of the data are learned.
+default_system dataset_kwargs | Leave it out: only the messages of the data are learned.
+enable_thinking | Give chat_template_kwargs={"enable_thinking": false}.
 """)}  # fmt: skip
 """Names that are refused, and what to do instead."""
 

@@ -144,8 +144,8 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
     [
         ("version_2_with_negative", "True", ""),
         ("max_answer_length", "50", "it is 30 tokens"),
-        ("assistant_only_loss", "False", "into a column text"),
-        ("train_on_inputs", "True", "into a column text"),
+        ("assistant_only_loss", "False", "train_on_prompt=True"),
+        ("enable_thinking", "False", "chat_template_kwargs={"),
         ("quantization_bit", "4", "load_in_4bit=True"),
         ("pooling", "cls", "pooling is the one you want"),
         ("lisa_step_interval", "1", "--help"),

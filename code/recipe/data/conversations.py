@@ -104,7 +104,8 @@ def _turn(where: str, message: Message) -> Message:
                     'Write each as {"type": "function", "function": {"name": "...", "arguments": '
                     "{...}}}.",
                 )
-            others["tool_calls"].append({**call, "function": {**function, "arguments": given}})
+            called = {"type": "function", **call, "function": {**function, "arguments": given}}
+            others["tool_calls"].append(called)
         content = "" if content is None else content
     if content is None:
         raise DataError(

@@ -5,30 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from recipe.console import say
-from recipe.data.conversations import LEARNING_KEYS
 from recipe.errors import RowError
-from recipe.spec import CONTEXT, PARTS_OF_SAMPLES
+from recipe.tokenization.chat_template import Message, Template, is_context, is_muted
 from recipe.tokenization.encoding import Encoder
 
-SIMPLE = (
-    "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
-)
-"""The template of tokenizers without one: a line with the role, then the content. The assistant's
-turns end with the end token."""
-_MARKS = re.compile(r"{%-?\s*generation\b")
-Message = dict[str, Any]
+_THOUGHT_TAGS = re.compile(r"</?think>|\[/?THINK\]")
+"""What separates thoughts from the rest of a content; templates may write them otherwise."""
+_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -38,25 +31,29 @@ class Conversation:
     ids: list[int]
     learned: list[bool]
     """Whether each token is the assistant's."""
-    is_guessed: bool = False
-    """Whether the template does not mark the assistant's tokens, so that all are learned."""
 
 
-def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add a simple chat template to a tokenizer without one; it is saved with the tokenizer."""
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = SIMPLE
-        say("chat template: a simple one (`role:`, then the content), since the tokenizer has none")
-
-
-@dataclass(frozen=True)
+@dataclass
 class Written:
     """A conversation rendered by its chat template, in pieces that are encoded separately, as a
     prompt is in serving."""
 
-    parts: list[tuple[str, bool]]
+    parts: list[tuple[str, bool]] = field(default_factory=list)
     """Each piece, and whether it is learned."""
-    is_guessed: bool
+    text: str = ""
+    """All pieces."""
+    opened_thoughts: int = 0
+    """The learned turns that lack the end of the prompt that serving writes for them."""
+
+    def add(self, text: str, spans: Sequence[tuple[int, int]]) -> None:
+        """Append what a longer text adds; the characters of some spans are learned."""
+        end = len(self.text)
+        for first, last in spans:
+            self.parts += [(text[end:first], False), (text[first:last], True)]
+            end = last
+        self.parts.append((text[end:], False))
+        self.parts = [part for part in self.parts if part[0]]
+        self.text = text
 
 
 @contextlib.contextmanager
@@ -72,7 +69,7 @@ def row_named(row: int) -> Iterator[None]:
         raise RowError(
             row,
             f"The tokenizer's chat template refuses the conversation of {{row}}: {error}",
-            "Correct the row or remove it.",
+            "Correct the row or remove it, or give a model whose chat template takes it.",
         ) from error
 
 
@@ -80,92 +77,101 @@ def write(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Message] = (),
-) -> list[Written | Conversation]:
+    is_all_learned: bool = False,
+) -> list[Written]:
     """Return a conversation as its chat template writes it; the assistant's turns are learned.
 
-    The template's generation marks decide which tokens are learned; without them, a turn is the
-    text that follows the prompt rendered before it. A turn is learned as the template writes it
-    when it is the last one. If the template rewrites it once others follow (without its thoughts,
-    for example), the later turns are in a separate document. If no turn follows its prompt, all
-    tokens are learned. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not
-    learned.
+    A turn is the text that follows the prompt rendered before it, or what the template's generation
+    marks cover of this. A turn is learned as the template writes it when it is the last one. If the
+    template rewrites it once others follow (without its thoughts, for example), the later turns are
+    in a separate document. If the generation prompt begins what the turn does not have, such as a
+    thought, the turn is what follows the messages before it. A turn of weight 0, as in OpenAI's
+    fine-tuning, or with train False is not learned.
 
     Args:
         tools: The tools that the assistant may call.
+        is_all_learned: Whether the other messages are learned, too.
 
     Raises:
-        jinja2.TemplateError: The template refuses these messages, or ignores tools or their calls.
+        jinja2.TemplateError: The template refuses these messages, ignores tools or a part of a
+            message, or drops what a learned turn consists of.
     """
-    render: Any = tokenizer.apply_chat_template
-    if tools:
-        render = functools.partial(render, tools=list(tools))
-    chains = _chains(render, messages)
-    is_whole = bool(chains) and chains[-1].last == len(messages) - 1
-    text = chains[-1].text if is_whole else _written(render, messages)
-    if tools and _written(tokenizer.apply_chat_template, messages) == text:
+    template = Template(tokenizer, tools)
+    messages, whole = template.readable(messages)
+    if tools and not Template(tokenizer).changes(messages, whole):
         raise TemplateError("it ignores tools")
-    _check_all_read(render, messages, text)
-    is_muted = any(map(_is_muted, messages))
-    if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
-        spans = [(chain.first, chain.last + 1) for chain in chains]
-        # One chain is all of the conversation, in which the marks may also show other turns.
-        spans = spans if len(spans) > 1 else [(0, len(messages))]
-        marked: list[Written | Conversation] = []
-        for start, end in spans:
-            encoded = render(
-                list(messages[:end]), return_dict=True, return_assistant_tokens_mask=True
-            )
-            learned = [bool(mark) for mark in encoded["assistant_masks"]]
-            if start:
-                turns = list(messages[:start])
-                prompt = render(turns, return_dict=True, add_generation_prompt=True)
-                both = zip(encoded["input_ids"], prompt["input_ids"], strict=False)
-                before = sum(1 for _ in itertools.takewhile(lambda ids: ids[0] == ids[1], both))
-                learned[:before] = [False] * before
-            marked.append(Conversation(encoded["input_ids"], learned))
-        return marked
-    if chains:
-        return [Written(chain.parts, is_guessed=False) for chain in chains]
-    has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
-    if has_answer and is_muted:
-        raise TemplateError(
-            "it does not mark the assistant's tokens, and some turns are not to be learned "
-            "(weight 0, train False)"
-        )
-    return [Written([(text, has_answer)], has_answer)]
+    if is_all_learned:
+        for number, message in enumerate(messages):
+            _check_learned(number, message, whole)
+        template.check_all_read(messages, whole, whole)
+        return [Written([(whole, True)], whole)]
+    documents: list[Written] = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant" or is_muted(message):
+            continue
+        turns = messages[: number + 1]
+        rendered = whole if turns == messages else template.render(turns)
+        text, start, is_opened = template.document(turns, rendered)
+        if not documents or not text[:start].startswith(documents[-1].text):
+            documents.append(Written())
+        spans = [(start, len(text))]
+        if template.has_marks:
+            moved = len(text) - len(rendered)
+            spans = [
+                (max(start, first + moved), last + moved)
+                for first, last in template.marks(turns)
+                if last + moved > start
+            ]
+        _check_learned(number, message, "".join(text[first:last] for first, last in spans))
+        documents[-1].add(text, spans)
+        documents[-1].opened_thoughts += is_opened
+    template.check_all_read(messages, whole, "".join(written.text for written in documents))
+    return documents or [Written([(whole, False)], whole)]
 
 
 def turns_to_learn(messages: Sequence[Message]) -> int:
     """Count the assistant's turns without those that are marked as not to be learned."""
-    return sum(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
+    return sum(turn["role"] == "assistant" and not is_muted(turn) for turn in messages)
 
 
-def _check_all_read(render: Any, messages: Sequence[Message], text: str) -> None:
-    """Raise TemplateError if the template ignores a call, thoughts or a whole turn, on which the
-    learned answers depend.
+def _check_learned(number: int, message: Message, learned: str) -> None:
+    """Raise TemplateError if the learned text lacks a part of a learned turn: of its content, its
+    thoughts or its calls."""
+    if message["role"] != "assistant" or is_muted(message):
+        return
+    content = message["content"].strip()
+    parts = [("content", text) for text in _THOUGHT_TAGS.split(content) if content not in learned]
+    parts += [
+        (key, value) for key, value in message.items()
+        if is_context(key) and isinstance(value, str)
+    ]  # fmt: skip
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parts += [("tool_calls", text) for text in (call["function"]["name"], *_texts(arguments))]
+    for key, value in parts:
+        text = value.strip()
+        escaped = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
+        if text not in learned and not any(form in learned for form in escaped):
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+            raise TemplateError(
+                f"it drops {shown!r} of the {key} of message {number} (from 0), which the "
+                "assistant would learn"
+            )
 
-    Args:
-        text: The conversation as the template writes it.
-    """
-    keys = dict.fromkeys(key for turn in messages for key in turn if key != "role")
-    for key in filter(lambda key: PARTS_OF_SAMPLES.get(key) == CONTEXT, keys):
-        without = [{name: turn[name] for name in turn if name != key} for turn in messages]
-        if _written(render, without) == text:
-            raise TemplateError(f"it ignores {key}")
-    for number, turn in enumerate(messages):
-        if turn["role"] == "assistant" or turn["content"].strip() in text:
-            continue
-        try:
-            is_ignored = _written(render, [*messages[:number], *messages[number + 1 :]]) == text
-        except (TemplateError, IndexError):  # the rest is not a conversation
-            is_ignored = False
-        if is_ignored:
-            raise TemplateError(f"it ignores message {number} (from 0) of the role {turn['role']}")
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all strings of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _texts(item)
 
 
-def encode_conversations(
-    encoder: Encoder, talks: Sequence[Written | Conversation]
-) -> list[Conversation]:
+def encode_conversations(encoder: Encoder, talks: Sequence[Written]) -> list[Conversation]:
     """Return tokenized conversations; all pieces are encoded together, on all cores.
 
     The token that ends a turn is learned even if the template's marks exclude it. If the last turn
@@ -174,20 +180,18 @@ def encode_conversations(
     Args:
         encoder: The encoder of the tokenizer that rendered them, without special tokens.
     """
-    pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
+    pieces = [text for talk in talks for text, _ in talk.parts]
     rows = iter(encoder.rows(pieces)[0] if pieces else [])
     ends = EndTokens(encoder.tokenizer)
     encoded = []
     for talk in talks:
-        if isinstance(talk, Written):
-            ids: list[int] = []
-            learned: list[bool] = []
-            its_rows = itertools.islice(rows, len(talk.parts))
-            for (_, is_learned), added in zip(talk.parts, its_rows, strict=True):
-                ids += added
-                learned += [is_learned] * len(added)
-            talk = Conversation(ids, learned, talk.is_guessed)
-        encoded.append(ends.closed(talk))
+        ids: list[int] = []
+        learned: list[bool] = []
+        its_rows = itertools.islice(rows, len(talk.parts))
+        for (_, is_learned), added in zip(talk.parts, its_rows, strict=True):
+            ids += added
+            learned += [is_learned] * len(added)
+        encoded.append(ends.closed(Conversation(ids, learned)))
     return encoded
 
 
@@ -227,56 +231,5 @@ class EndTokens:
         marks = learned.tolist()
         end = self._tokenizer.eos_token_id
         if end is None or self.end_token(ids[max(0, last - 2) : last + 1]) is not None:
-            return Conversation(ids, marks, talk.is_guessed)
-        return Conversation([*ids[: last + 1], end], [*marks[: last + 1], True], talk.is_guessed)
-
-
-@dataclass
-class _Chain:
-    """Consecutive turns of the assistant that later prompts repeat unchanged."""
-
-    first: int
-    last: int
-    """The numbers of its first and last learned message."""
-    text: str
-    parts: list[tuple[str, bool]]
-
-
-def _chains(render: Any, messages: Sequence[Message]) -> list[_Chain]:
-    """Return the assistant's turns that begin with the prompt rendered before them."""
-    chains: list[_Chain] = []
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        try:
-            answered = _written(render, messages[: number + 1])
-            # transformers renders no prompt for an empty conversation: use the text before the
-            # first turn.
-            content = message["content"] or answered
-            prompt = (
-                answered.partition(content)[0]
-                if number == 0
-                else _written(render, messages[:number], add_generation_prompt=True)
-            )
-        except TemplateError:
-            _written(render, messages)  # refuses the whole conversation, or only this prompt
-            continue
-        if not answered.startswith(prompt):
-            continue
-        if not chains or not prompt.startswith(chains[-1].text):
-            chains.append(_Chain(number, number, "", []))
-        chain = chains[-1]
-        chain.parts += [
-            (prompt[len(chain.text) :], False),
-            (answered[len(prompt) :], not _is_muted(message)),
-        ]
-        chain.last, chain.text = number, answered
-    return chains
-
-
-def _is_muted(message: Message) -> bool:
-    return 0 in map(message.get, LEARNING_KEYS)
-
-
-def _written(render: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-    return str(render(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))
+            return Conversation(ids, marks)
+        return Conversation([*ids[: last + 1], end], [*marks[: last + 1], True])

@@ -16,11 +16,11 @@ from recipe.console import say, say_row
 from recipe.data.column_names import COMPLETION, LEARNED, MESSAGES, PROMPT, TEXT, TOKEN_IDS
 from recipe.errors import DataError
 from recipe.settings import SPLIT
-from recipe.tokenization import chat, store
+from recipe.tokenization import chat, chat_template, store
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import Encoder
 
-_ROW, _GUESSED, _LABELS = "row", "guessed", "labels"
+_ROW, _OPENED, _LABELS = "row", "opened", "labels"
 _LEARNED_TURNS, _TURNS = "learned turns", "turns"
 Batch = Mapping[str, list[Any]]
 
@@ -35,8 +35,8 @@ class Marked:
     """[tokens]: whether each is learned."""
     lengths: store.Column
     """[documents]"""
-    is_guessed: store.Column
-    """[documents]: whether the chat template does not mark the assistant's tokens."""
+    opened: store.Column
+    """[rows]: the learned turns without the end of the prompt that serving writes."""
     rows: store.Column
     """[documents]: the row of each, from 0; a conversation may become several documents."""
     turns: store.Column
@@ -49,6 +49,7 @@ def tokenise(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     long_texts: str | None,
+    is_all_learned: bool = False,
 ) -> Documents:
     """Return the cached documents of a split of `language_modeling.Texts`, and log a summary.
 
@@ -56,21 +57,24 @@ def tokenise(
     pieces, each of which starts with the last token of the one before, so that every token but
     the first is learned once.
 
+    Args:
+        is_all_learned: Whether prompts, and all turns of conversations, are learned, too.
+
     Raises:
         DataError: Nothing is left to learn, or the chat template rejects a conversation.
     """
     is_split = splits(split, long_texts)
     if MESSAGES in split.column_names:
-        chat.see_to_template(tokenizer)
+        chat_template.see_to_template(tokenizer)
     if not len(split):  # the rows of this host of several
         none = np.empty(0, np.int64)
         return Documents(none.astype(np.int32), np.zeros(1, np.int64), none, none.astype(bool))
-    reader = Reader(tokenizer)
+    reader = Reader(tokenizer, is_all_learned)
 
     def make(batch: Batch, rows: range) -> dict[str, store.Column]:
         return _pieces_of(reader.read(batch, rows), rows, max_length, is_split)
 
-    ways = ("causal 2", str(is_split), str(tokenizer.chat_template))
+    ways = ("causal 3", str(is_split), str(is_all_learned), str(tokenizer.chat_template))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
     documents = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
     if len(documents) == 0:
@@ -88,10 +92,11 @@ def tokenise(
     if turns := int(made[_TURNS].sum()):
         line += f"; {int(made[_LEARNED_TURNS].sum())} of {turns} assistant turns are learned"
     say_row("tokens", line)
-    if guessed := int(made[_GUESSED].sum()):
+    if opened := int(made[_OPENED].sum()):
         say(
-            f"{name}: in {guessed} of {len(documents)} pieces, the chat template does not mark the "
-            "assistant's turns; all their tokens are learned"
+            f"{name}: the generation prompt of the chat template, with which endpoints begin an "
+            f"answer, ends with what {opened} learned turns do not have, such as the start of a "
+            "thought; they are learned without it (chat_template_kwargs may turn it off)"
         )
     return documents
 
@@ -119,7 +124,7 @@ def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens of each document, uncut."""
     if MESSAGES in split.column_names:
-        chat.see_to_template(tokenizer)
+        chat_template.see_to_template(tokenizer)
     read = Reader(tokenizer).read(split[:], range(len(split)))
     return [int(length) for length in read.lengths]
 
@@ -148,15 +153,14 @@ def _pieces_of(
     learned[starts] = False
     # A turn counts in the piece with its first token, after at least one token of the prompt.
     turns = np.add.reduceat(is_first[positions] & learned, starts) if len(starts) else labels
-    guessed = read.is_guessed[owners]
     return {
         TOKEN_IDS: read.ids[positions],
         LEARNED: learned,
         store.LENGTHS: lengths,
         _LABELS: labels.astype(np.int64),
         _ROW: read.rows[owners] + rows.start,
-        _GUESSED: guessed,
-        _LEARNED_TURNS: np.where(guessed, 0, turns).astype(np.int64),
+        _OPENED: read.opened,
+        _LEARNED_TURNS: turns.astype(np.int64),
         _TURNS: read.turns,
     }
 
@@ -173,8 +177,8 @@ def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
 class Reader:
     """Tokenizes rows of documents: texts, prompts with completions, or conversations."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, is_all_learned: bool = False) -> None:
+        self._tokenizer, self._is_all_learned = tokenizer, is_all_learned
         self._whole = Encoder(tokenizer)
         self.following = Encoder(tokenizer, with_specials=False)
 
@@ -186,7 +190,7 @@ class Reader:
                 conversation.
         """
         of_rows, turns = np.arange(len(rows)), np.zeros(len(rows), np.int64)
-        guessed = np.zeros(len(rows), bool)
+        opened = np.zeros(len(rows), np.int64)
         if TOKEN_IDS in batch:
             tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
             ids = store.flat(batch[TOKEN_IDS], np.int32)
@@ -205,28 +209,32 @@ class Reader:
             if PROMPT in batch:
                 talks = [
                     chat.Conversation(
-                        prompt + completion, [False] * len(prompt) + [True] * len(completion)
+                        prompt + completion,
+                        [self._is_all_learned] * len(prompt) + [True] * len(completion),
                     )
                     for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION])
                 ]
             else:
-                written: list[chat.Written | chat.Conversation] = []
-                owners, learned_turns = [], []
+                written: list[chat.Written] = []
+                owners = []
                 for number, text in enumerate(batch[MESSAGES]):
                     talk = json.loads(text)
                     talk = talk if isinstance(talk, dict) else {"messages": talk}
                     with chat.row_named(rows[number]):
-                        documents = chat.write(self._tokenizer, **talk)
+                        documents = chat.write(
+                            self._tokenizer, **talk, is_all_learned=self._is_all_learned
+                        )
                     written += documents
                     owners += [number] * len(documents)
-                    learned_turns.append(chat.turns_to_learn(talk["messages"]))
+                    if not self._is_all_learned:
+                        turns[number] = chat.turns_to_learn(talk["messages"])
+                    opened[number] = sum(one.opened_thoughts for one in documents)
                 talks = chat.encode_conversations(self.following, written)
-                of_rows, turns = np.array(owners), np.array(learned_turns)
+                of_rows = np.array(owners)
             ids = store.flat([talk.ids for talk in talks], np.int32)
             lengths = store.lengths_of([talk.ids for talk in talks])
             learned = store.flat([talk.learned for talk in talks], bool)
-            guessed = np.array([talk.is_guessed for talk in talks], bool)
-        return Marked(ids, learned, lengths, guessed, of_rows, turns)
+        return Marked(ids, learned, lengths, opened, of_rows, turns)
 
     def completed(
         self, prompts: Sequence[str], completions: Sequence[str]

@@ -122,7 +122,6 @@ def test_what_follows_a_prompt_or_a_first_token_is_learned(
         (MARKED, "user: hi\nassistant: [yes?</s>]\nuser: why\nassistant: [so.</s>]\n"),
         (UNENDED, "user: hi\nassistant: [yes?]\nuser: why\nassistant: [so.</s>]"),
         (MARKED_INSIDE, "user: hi\nassistant: [yes?</s>]user: why\nassistant: [so.</s>]"),
-        (ODD, "h[i (user)yes? (assistant)why (user)so. (assistant)<end></s>]"),
     ],
 )
 def test_of_a_conversation_the_assistants_turns_are_learned(
@@ -136,11 +135,10 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     every = [causal_kit.show_learned(tokenizer, documents, row) for row in range(len(documents))]
     assert "\n".join(every) == expected
     output = capsys.readouterr().out
-    assert f"; {0 if template == ODD else 2} of 2 assistant turns are learned\n" in output
+    assert "; 2 of 2 assistant turns are learned\n" in output
     ends = {None: {"</s>"}, CHATML: {"<|im_end|>"}, FORGETFUL: {"<|im_end|>"}}
     stops = causal_tokens.stop_tokens(documents, tokenizer, 128)
     assert {*tokenizer.convert_ids_to_tokens(list(stops))} == ends.get(template, {"</s>"})
-    assert ("in 1 of 1 pieces, the chat template does not mark" in output) == (template == ODD)
     assert ("a simple one" in output) == (template is None)
     assert tokenizer.chat_template, "it is saved with the model"
 
@@ -247,8 +245,7 @@ def test_files_that_hold_something_else_are_no_texts(
         (None, TALK[:1], "train data has 1 documents, but none of their tokens"),
         ("{{ raise_exception('only the user speaks') }}", TALK,
          r"conversation of row 0 .*only the user speaks"),
-        (ODD, [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]],
-         r"row 0 .*it does not mark the assistant's tokens"),
+        (ODD, TALK, r"row 0 .*it writes the messages before message 1.*train_on_prompt=True"),
     ],
 )  # fmt: skip
 def test_conversations_from_which_nothing_can_be_learned_are_refused(
@@ -492,7 +489,7 @@ def test_calls_and_tools_are_learned_as_the_template_writes_them(tmp_path: Path)
 def test_a_template_that_ignores_them_is_refused(ignored: str) -> None:
     tokenizer = causal_kit.make_tokenizer()
     tokenizer.chat_template = CALLS.replace(ignored, "nothing")
-    with pytest.raises(TemplateError, match=f"it ignores {ignored}"):
+    with pytest.raises(TemplateError, match=r"ignores tools|drops 'paint' of the tool_calls"):
         chat.write(tokenizer, [{**one, "content": one["content"] or ""} for one in calling({"a": 1})],
                    tools=TOOLS)  # fmt: skip
 
@@ -500,12 +497,13 @@ def test_a_template_that_ignores_them_is_refused(ignored: str) -> None:
 @pytest.mark.parametrize(
     ("turn", "ignored"),
     [
-        ({"role": "user", "content": "see", "images": ["a.png"]}, "images"),
-        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "function_call"),
-        ({"role": "assistant", "content": "so", "reasoning_content": "as"}, "reasoning_content"),
-        ({"role": "system", "content": "be kind"}, "message 2 .* of the role system"),
+        ({"role": "user", "content": "see", "images": ["a.png"]}, "it ignores images"),
+        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, "it ignores function_call"),
+        ({"role": "assistant", "content": "so", "reasoning_content": "as"},
+         "'as' of the reasoning_content of message 2"),
+        ({"role": "system", "content": "be kind"}, "ignores message 2 .* of the role system"),
     ],
-)
+)  # fmt: skip
 def test_a_template_that_ignores_a_part_of_a_turn_is_refused(
     turn: dict[str, Any], ignored: str
 ) -> None:
@@ -514,7 +512,7 @@ def test_a_template_that_ignores_a_part_of_a_turn_is_refused(
     tokenizer.chat_template = CALLS.replace("{% for m in messages %}", skip)
     plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     chat.write(tokenizer, [*plain, *plain])
-    with pytest.raises(TemplateError, match=f"it ignores {ignored}"):
+    with pytest.raises(TemplateError, match=ignored):
         chat.write(tokenizer, [*plain, turn, *plain])
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from recipe.backend.requests import routes
+from recipe.option_fields import Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     MESSAGES_NAMES,
@@ -38,6 +41,24 @@ ALPACA = Form((
 ), extras=_TOPICS)  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What only this task takes."""
+
+    train_on_prompt: bool = option(
+        False,
+        "Learn prompts and all messages, too.",
+        "train_on_inputs",
+        effect=Effect.SAMPLES,
+    )
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        'Variables of the chat template, such as {"enable_thinking": false}; saved with it.',
+        effect=Effect.SAMPLES,
+    )
+
+
 SPECS = (
     TaskSpec(
         name="causal-lm",
@@ -50,6 +71,7 @@ SPECS = (
             Form((TEXT,)),
         ),
         models=frozenset({Model.DECODER}),
+        options=Options,
         shared_options=("sample_by", "long_texts", "load_in_4bit"),
         learning_rates=(2e-5, 2e-4),
         rank=2,  # XLM's class is masked-lm's, too

@@ -29,6 +29,7 @@ from recipe.tasks.base import (
     text_layout,
     whole_model,
 )
+from recipe.tokenization import chat_template
 from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
@@ -67,7 +68,10 @@ class CausalLm(Task):
         self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
 
     def load(self, source: Source) -> Model:
-        return pretrained.load_causal(source, self.model_settings)
+        model, tokenizer = pretrained.load_causal(source, self.model_settings)
+        if variables := self.options.chat_template_kwargs:
+            chat_template.set_variables(tokenizer, variables)
+        return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the length at which documents are split or truncated; serving reads longer
@@ -77,7 +81,10 @@ class CausalLm(Task):
 
     def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
         long_texts = self.data_settings.long_texts
-        return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
+        is_all_learned = self.options.train_on_prompt
+        return document_tokens.tokenise(
+            name, split, tokenizer, max_length, long_texts, is_all_learned
+        )
 
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
