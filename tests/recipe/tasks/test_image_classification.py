@@ -135,13 +135,25 @@ def test_a_column_holds_pictures(tmp_path: Path, kind: str) -> None:
     assert "row" in loaded.train[0]["place"]
 
 
+SQUARE, EDGE = {"height": 32, "width": 32}, {"shortest_edge": 32}
+CROPPED = {"size": EDGE, "crop_size": SQUARE}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
-    "deit": ("DeiTImageProcessor", {"size": {"height": 40, "width": 40},
-                                    "crop_size": {"height": 32, "width": 32}}),
-    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
-    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32},
-                                    "crop_size": {"height": 32, "width": 32}}),
+    "vit": ("ViTImageProcessor", {"size": SQUARE}),
+    "deit": ("DeiTImageProcessor", {"size": {"height": 40, "width": 40}, "crop_size": SQUARE}),
+    "beit": ("BeitImageProcessor", {"size": SQUARE}),
+    "convnext": ("ConvNextImageProcessor", {"size": EDGE}),
+    "clip": ("CLIPImageProcessor", CROPPED),
+    "dinov2": ("BitImageProcessor", CROPPED),
+    "siglip": ("SiglipImageProcessor", {"size": SQUARE}),
+    "levit": ("LevitImageProcessor", CROPPED),
+    "poolformer": ("PoolFormerImageProcessor", CROPPED),
+    "perceiver": ("PerceiverImageProcessor", {"size": SQUARE, "crop_size": SQUARE}),
+    "mobilenet": ("MobileNetV2ImageProcessor", CROPPED),
+    "mobilevit": ("MobileViTImageProcessor", CROPPED),
+    "efficientnet": ("EfficientNetImageProcessor", {"size": SQUARE}),
+    "efficientnet-b0": ("EfficientNetImageProcessor", {
+        "size": SQUARE, "include_top": False, "rescale_offset": True, "rescale_factor": 1 / 127.5}),
+    "raw": ("ViTImageProcessor", {"size": SQUARE, "do_rescale": False, "do_normalize": False}),
 }  # fmt: skip
 
 
@@ -204,8 +216,23 @@ def test_a_batch_is_what_the_models_processor_makes(kind: str) -> None:
     batch = layout.tensors(samples, np.asarray([3, 0, 4]))
     assert batch["pixel_values"].shape == (4, 3, 32, 32)
     made = (processor_of(kind)(drawn[row], return_tensors="pt") for row in (3, 0, 4))
-    wanted = torch.cat([one["pixel_values"] for one in made])
+    wanted = torch.cat([one["pixel_values"] for one in made]).float()
     torch.testing.assert_close(batch["pixel_values"][:3], wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), [
+    ("Siglip2ImageProcessor", {}, r"Siglip2.* of the shape \[1, 256, 768\] .* SigLIP for"),
+    ("ImageGPTImageProcessor", {"clusters": [[0.0, 0, 0]]}, "no pixel_values .*'pixel_values'"),
+    ("CLIPImageProcessor", {**CROPPED, "do_pad": True, "pad_size": {"height": 48, "width": 48}},
+     "not a scale and an offset of 8 bit pixels.* do_pad to false"),
+    ("ViTImageProcessor", {"do_resize": False}, "all images the same size"),
+])  # fmt: skip
+def test_processors_of_other_values_are_refused(
+    name: str, settings: dict[str, Any], words: str
+) -> None:
+    kind = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+    with pytest.raises(ModelError, match=words):
+        pixels.Preprocessing.measure(kind(**settings)).pixels(Image.new("RGB", (40, 30), "red"))
 
 
 @pytest.mark.parametrize("argv", [[], ["--lora_r", "2"]])

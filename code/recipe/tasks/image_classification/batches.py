@@ -33,6 +33,8 @@ from recipe.tasks.image_classification.data import BYTES, FILE, LOCATION
 
 _LEAST_SHARE = 0.75
 """The smallest share of an image's height and width that a crop keeps."""
+_LEVELS = 0.01
+"""The most that values may differ from those of 8 bit pixels, in steps of these."""
 Pixels = npt.NDArray[np.uint8]
 CROP, FLIP = "crop", "flip"
 _SPARE = 1 << 28  # bytes
@@ -81,15 +83,67 @@ class PictureSamples(Samples):
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """An image processor, which computes `pixels * scale + offset` from the 8 bit pixels that it
+    resizes and crops: these are stored and augmented. Measured, since processors have steps of
+    their own, such as EfficientNet's `include_top`."""
+
+    processor: Any
+    height: int
+    width: int
+    scale: npt.NDArray[np.float64]
+    """[3, 1, 1]"""
+    offset: npt.NDArray[np.float64]
+    """[3, 1, 1]"""
+
+    @classmethod
+    def measure(cls, processor: Any) -> Preprocessing:
+        """Measure a processor on a black and a white image. Raise ModelError if images of three
+        sizes do not get the same one, or both colours the same values."""
+        from PIL import Image
+
+        black, white, *others = (
+            _values(processor, Image.new("RGB", size, colour))
+            for size, colour in (
+                ((64, 48), "black"), ((64, 48), "white"), ((31, 97), "black"), ((200, 200), "black")
+            )
+        )  # fmt: skip
+        _, height, width = black.shape
+        if any(other.shape != black.shape for other in others):
+            raise ModelError(
+                f"The model's image processor ({type(processor).__name__}) does not give all "
+                "images the same size.",
+                "Set do_resize and a size with height and width in its preprocessor_config.json.",
+            )
+        middle = np.s_[:, height // 2, width // 2, None, None]  # a crop may add margins
+        offset = black[middle]
+        return cls(processor, height, width, (white[middle] - offset) / 255, offset)
+
+    def pixels(self, image: Any) -> Pixels:
+        """Return the pixels [3, height, width] of an image. Raise ModelError if the processor's
+        values are not those that the job would compute from them."""
+        values = _values(self.processor, image)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = (values - self.offset) / self.scale
+        pixels = exact.round().clip(0, 255)
+        # NaN if the scale is 0: a processor may normalize each image by its own mean.
+        if not np.abs(exact - pixels).max() < _LEVELS:
+            raise ModelError(
+                f"The model's image processor ({type(self.processor).__name__}) computes values "
+                "that are not a scale and an offset of 8 bit pixels: training would see other "
+                "images than the endpoint.",
+                "Set do_pad to false in its preprocessor_config.json if it is true, else use the "
+                "processor of another model of this kind, such as ViTImageProcessor.",
+            )
+        return pixels.astype(np.uint8)
+
+
+@dataclass(frozen=True)
 class FixedPictures:
     """Images of one shape, normalized as the model expects."""
 
     size: int
-    height: int
-    width: int
-    scale: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    preprocessing: Preprocessing
     fills: bool
     """Whether unused slots are filled; batch normalization would count their pixels."""
     balanced: ClassVar[bool] = False
@@ -101,16 +155,15 @@ class FixedPictures:
         images = [samples.picture(row) for row in rows.tolist() or [0]]
         if not self.fills and len(images) == 1:
             images *= 2
-        count = self.size if self.fills else len(images)
-        pixels = np.zeros((count, 3, self.height, self.width), dtype=np.uint8)
+        count, made = self.size if self.fills else len(images), self.preprocessing
+        pixels = np.zeros((count, 3, made.height, made.width), dtype=np.uint8)
         pixels[: len(images)] = images
-        values = torch.from_numpy(pixels).float().mul_(self.scale)
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        return {"pixel_values": values.sub_(mean).div_(std)}
+        scale, offset = (torch.from_numpy(one).float() for one in (made.scale, made.offset))
+        return {"pixel_values": torch.from_numpy(pixels).float().mul_(scale).add_(offset)}
 
     def describe(self) -> str:
         """Return the size of the images."""
-        return f"of {self.width} x {self.height} pixels"
+        return f"of {self.preprocessing.width} x {self.preprocessing.height} pixels"
 
     def computed_tokens(self, samples: Samples, rows: Rows) -> int:
         """Return the number of rows: each image counts as one token."""
@@ -133,14 +186,15 @@ def read(
     Raises:
         DataError: images cannot be read (each is named), or the disk has no room for them.
     """
-    height, width = shape_of(processor)
+    preprocessing = Preprocessing.measure(processor)
+    height, width = preprocessing.height, preprocessing.width
     # Equal only for the same contents and processor.
     sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
     for sample in split:
         content = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE]).read_bytes()
         sha.update(hashlib.sha256(content).digest())
     digest, count = sha.hexdigest()[:32], len(split)
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "pictures"
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "images"
     folder.mkdir(parents=True, exist_ok=True)
 
     def decoded() -> Iterator[dict[str, Pixels]]:
@@ -154,7 +208,7 @@ def read(
                     raise DataError(
                         f"{sample[LOCATION]}: {error}", "Remove it, or save it again."
                     ) from error
-                yield {"pixels": _pixels(processor, opened)[None]}
+                yield {"pixels": preprocessing.pixels(opened)[None]}
         problems.check()
 
     if not (folder / digest).is_dir():
@@ -173,29 +227,22 @@ def read(
     return PictureSamples(np.zeros(count, np.int32), starts, labels, pixels, digest, augmentation)
 
 
-def shape_of(processor: Any) -> tuple[int, int]:
-    """Return the height and width of an image processor's output.
-
-    Raises:
-        ModelError: they are not the same for all images.
-    """
-    from PIL import Image
-
-    sizes = {
-        _pixels(processor, Image.new("RGB", size)).shape[1:]
-        for size in ((64, 48), (31, 97), (200, 200))
-    }
-    if len(sizes) > 1:
+def _values(processor: Any, image: Any) -> npt.NDArray[np.float64]:
+    """Return the values [3, height, width] that the model gets for an image. Raise ModelError if
+    they have another form, such as the patches of SigLIP2's NaFlex."""
+    try:
+        values = processor(image, return_tensors="pt")["pixel_values"].double().numpy()
+    except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            f"The model's image processor ({type(processor).__name__}) does not give all images "
-            "the same size.",
-            "Set do_resize and a size with height and width in its preprocessor_config.json.",
+            f"The model's image processor ({type(processor).__name__}) gives no pixel_values for "
+            f"an image: {type(error).__name__}: {error}",
+            "Use a model whose processor makes images of one size, such as ViT.",
+        ) from error
+    if values.ndim != 4 or values.shape[:2] != (1, 3):
+        raise ModelError(
+            f"The model's image processor ({type(processor).__name__}) makes values of the shape "
+            f"{list(values.shape)} from an image, and training needs [1, 3, height, width].",
+            "Use a model whose processor makes images of one size, such as ViT, or SigLIP for "
+            "SigLIP2's NaFlex.",
         )
-    ((height, width),) = sizes
-    return int(height), int(width)
-
-
-def _pixels(processor: Any, opened: Any) -> Any:
-    """Return the pixels [3, height, width], uint8."""
-    processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
-    return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
+    return np.asarray(values[0])

@@ -23,7 +23,7 @@ from recipe.tasks.base import Batches, Tokenizer
 from recipe.tasks.classifiers import Classification, LabelLosses
 from recipe.tasks.image_classification import batches as pixels
 from recipe.tasks.image_classification import data as pictures
-from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures
+from recipe.tasks.image_classification.batches import CROP, FLIP, FixedPictures, Preprocessing
 from recipe.tasks.image_classification.data import LOCATION
 from recipe.tasks.image_classification.spec import Options
 
@@ -42,15 +42,10 @@ class _ImageLabels(LabelLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        processor = self.processor
-        height, width = pixels.shape_of(processor)
-        check_size(model, height, width)
-        scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
-        mean, std = (0.0,) * 3, (1.0,) * 3
-        if processor.do_normalize:
-            mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+        preprocessing = Preprocessing.measure(self.processor)
+        check_size(model, preprocessing.height, preprocessing.width)
         fills = not distribution.has_changing_buffers(model)
-        return FixedPictures(size, height, width, scale, mean, std, fills)
+        return FixedPictures(size, preprocessing, fills)
 
 
 class ImageClassification(Classification):
