@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from safetensors import SafetensorError
@@ -125,6 +126,11 @@ def why_unloadable(error: Exception) -> str:
     if "TokenizersBackend" in reason:
         reason += " It was saved by transformers 5: use an image without `--transformers 4`."
     return reason
+
+
+def describe_error(error: Exception) -> str:
+    """Return the text of a library's error without addresses of objects, such as `at 0x7f5c`."""
+    return re.sub(r"<([\w.]+)[^<>]* at 0x[0-9a-fA-F]+>", r"<\1>", str(error))
 
 
 def listed(names: Sequence[object], most: int = 20) -> str:

@@ -12,7 +12,9 @@ from recipe.backend import bounds
 from recipe.backend.bounds import Bound
 from recipe.backend.requests.payloads import BadRequest
 from recipe.data.files.image_files import Unreadable, picture
+from recipe.errors import describe_error
 
+EXAMPLE = 'Send the file\'s bytes as image/png, or {"inputs": "the image in base64"}.'
 _NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
 _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
@@ -53,7 +55,7 @@ class Pixels:
             width, height = Image.open(io.BytesIO(data)).size
         except Exception as error:
             # Decoders of damaged images raise exceptions of many types.
-            raise BadRequest(f"An image cannot be read: {error}") from error
+            raise BadRequest(f"An image cannot be read: {describe_error(error)}") from error
         self._count += width * height
         bounds.hold(Bound.PIXELS, self._count, f"the last image has {width:,} x {height:,}")
 
@@ -63,7 +65,7 @@ def read(value: Any, pixels: Pixels) -> Any:
     and TooCostly if the request's images have too many pixels."""
     data = data_of(value) if isinstance(value, str) else value
     if not isinstance(data, bytes):
-        raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. {EXAMPLE}")
     pixels.take(data)
     try:
         return picture(data, Bound.PIXELS.most)

@@ -19,7 +19,7 @@ from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import dtype_argument
 from recipe.console import log
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.errors import UNLOADABLE, ModelError, describe_error, why_unloadable
 
 TASKS: Mapping[str, Sequence[str]] = {
     "image-classification": ("top_k", "function_to_apply"),
@@ -137,7 +137,7 @@ class Foreign(ServedTask):
             except BadRequest as error:
                 answers.append(error)
             except _FAULTS as error:
-                why = f"{type(error).__name__}: {error}"
+                why = f"{type(error).__name__}: {describe_error(error)}"
                 answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
             else:
                 answer = serialization.plain(answer)

@@ -117,8 +117,10 @@ def test_pictures_are_bytes_or_base64_and_no_paths(tmp_path: Path) -> None:
         ({"inputs": "http://169.254.169.254/latest"}, "not followed"),
         ({"inputs": str(tmp_path / "secret.png")}, "not followed"), ((b"", "image/png"), "empty"),
         ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
-        ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image"),
-        ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
+        ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image. Send the file's bytes"),
+        ({"inputs": "AAAA"}, "cannot be read"),
+        ((b"text", "image/png"), r"cannot be read: cannot identify image file <_io.BytesIO>$"),
+        ({"image": TEXT}, "no 'inputs'.*a model of images"),
         ({"inputs": TEXT, "topk": 2}, "'topk'.*top_k"), ({"inputs": TEXT, "top_k": "2"}, "top_k is"),
     ]:  # fmt: skip
         with pytest.raises(BadRequest, match=words):

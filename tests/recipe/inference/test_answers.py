@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from recipe.backend.requests.payloads import BadRequest
 from recipe.backend.requests.serialization import plain
 from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
@@ -62,7 +63,9 @@ CHOSEN = [
 ]  # fmt: skip
 FILLED = [
     question_body(MASKED[0]), question_body(MASKED), question_body(MASKED[0], top_k=2),
-    question_body(MASKED, top_k=1),
+    question_body(MASKED, top_k=1), question_body(MASKED, targets=["paris", "film"]),
+    question_body(MASKED[0], targets=["film", "good", "##a", "good"], top_k=2),
+    question_body(MASKED[1], targets="anna"),
 ]  # fmt: skip
 FEATURES = [
     question_body(A), question_body([A]), question_body(TEXTS), question_body(A, truncation=True),
@@ -116,6 +119,11 @@ def test_answers_are_those_of_transformers_pipelines(case: Any, tmp_path: Path) 
     for body, answer, wanted in zip(bodies, merged, expected, strict=True):
         assert_close(answer, wanted, tolerance, f"{body}")
         assert_close(served.ask(body), wanted, tolerance, f"alone: {body}")
+    if task == "fill-mask":
+        with pytest.raises(
+            BadRequest, match="'goodly' is not one token of the model, but good, ##l"
+        ):
+            served.ask(question_body(MASKED, targets=["film", "goodly"]))
 
 
 ANSWERED = "anna said the film was bad again in paris ."
@@ -255,6 +263,22 @@ def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -
     assert Handlers(folder).ask(question_body(texts, max_new_tokens=4)) == one != by_beams
 
 
+def test_defaults_beyond_a_models_limits_are_reduced_and_values_of_requests_refused(
+    tmp_path: Path,
+) -> None:
+    specific = {"summarization": {"min_length": 60, "max_length": 142, "num_beams": 99}}
+    folder = save("BartForConditionalGeneration", tmp_path / "m", 3, task_specific_params=specific)
+    for task, limit in (
+        ("text2text-generation", "max_new_tokens"),
+        ("summarization", "max_length"),
+    ):
+        served = Handlers(folder, HF_TASK=task)
+        assert served.ask(question_body(A)) == served.ask(question_body(A, **{limit: 48}))
+        for name in ("max_new_tokens", "min_length", "num_beams"):
+            with pytest.raises(BadRequest, match=f"{name} is 99, and the model's limit is"):
+                served.ask(question_body(A, **{name: 99}))
+
+
 def test_texts_are_written_as_generate_writes_them(tmp_path: Path) -> None:
     """By the names, the prefix and the beams of each task; test_text_to_text_turns has settings."""
     specific = {"translation_en_to_de": {"prefix": "said : ", "num_beams": 3, "max_length": 9}}
@@ -290,7 +314,7 @@ def test_texts_are_written_as_generate_writes_them(tmp_path: Path) -> None:
     assert served.ask(question_body(A)) == wanted
     for wrong, words in [
         (question_body(A, max_length=5, max_new_tokens=5), "Give one"), (question_body(A, tgt_lang="de"), "tgt_lang"),
-        (question_body(A, num_beams=65), "64 at most"), (question_body(A, stream=True), "stream"),
+        (question_body(A, num_beams=65), "limit is 64"), (question_body(A, stream=True), "stream"),
         (question_body(A, max_new_tokens=10**9), "model's limit is"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
 from recipe.inference.apis import openai, request_reader
@@ -178,6 +179,18 @@ def test_predictions_have_teis_shape(labels: Any) -> None:
     odds = {label: np.exp(score) for label, score in raw.items()}
     shares = {label: value / sum(odds.values()) for label, value in odds.items()}
     assert shares == pytest.approx(alone, abs=1e-5)
+
+
+def test_texts_whose_scores_are_all_1_are_ranked_by_their_logits(
+    ranker: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = ranker.model.loaded.model.classifier  # type: ignore[attr-defined]
+    monkeypatch.setitem(head._parameters, "bias", torch.tensor([40.0]))
+    body = {"query": "who", "texts": TEXTS}
+    answer, raw = (ranker.post("/rerank", {**body, "raw_scores": raw}) for raw in (False, True))
+    assert {entry["score"] for entry in answer} == {1.0}
+    order = [entry["index"] for entry in answer]
+    assert order == [entry["index"] for entry in raw] != sorted(order)
 
 
 def test_a_ranking_is_that_of_the_pairs_in_teis_and_jinas_form(ranker: Handlers) -> None:

@@ -91,7 +91,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
         known=fill_mask.PARAMETERS,
         inputs=["[MASK] " + LONG + " [MASK]"],
         changes={
-            "top_k": 2,
+            "top_k": 2, "targets": ["film", "paris"],
             "truncation": False, **_READ,
         },
         without_effect={"padding"},

@@ -15,8 +15,8 @@ from email.message import Message
 from typing import Any
 
 from recipe.backend.requests.payloads import (
+    ANY_EXAMPLE,
     CSV,
-    EXAMPLE,
     JSON,
     JSON_LINES,
     TEXT,
@@ -75,7 +75,7 @@ def read_request(body: bytes, content_type: str) -> Request:
         )
     request = _READERS[kind](body)
     if not request.inputs and not request.faults:
-        raise BadRequest(f"The request holds no text. {EXAMPLE}")
+        raise BadRequest(f"The request holds no inputs. {ANY_EXAMPLE}")
     # In valid UTF-8 only JSON's escapes make half of a surrogate pair.
     if _ESCAPED_HALF.search(body):
         check_encodable([request.inputs, dict(request.parameters)])
@@ -125,7 +125,7 @@ def parsed(body: bytes) -> Any:
     except BadRequest:
         raise
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not valid JSON: {error}. {EXAMPLE}") from error
+        raise BadRequest(f"The body is not valid JSON: {error}. {ANY_EXAMPLE}") from error
 
 
 def read_document(document: object) -> Request:
@@ -149,12 +149,12 @@ def read_document(document: object) -> Request:
         else:
             raise BadRequest(
                 f"The request has no 'inputs', but {', '.join(map(repr, document)) or 'nothing'}. "
-                f"{EXAMPLE}"
+                f"{ANY_EXAMPLE}"
             )
         if nested is not None and not isinstance(nested, dict):
             raise BadRequest(
                 f"'parameters' is {json.dumps(nested)[:60]}: give an object, as in "
-                '{"inputs": "a text", "parameters": {"top_k": 2}}.'
+                '{"inputs": ..., "parameters": {"top_k": 2}}.'
             )
         for name in set(rest) & set(nested or {}):
             if rest[name] != (nested or {})[name]:

@@ -123,7 +123,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
-    "candidate_labels": _NAMES,
+    **dict.fromkeys(("candidate_labels", "targets"), _NAMES),
     "early_stopping": one_of(True, False, "never"),
     "temperature": number(0, above=True),
     "top_p": _SHARE,

@@ -22,6 +22,11 @@ SPELLINGS = {
 TEXT_KEYS = ("inputs", *TEXT_NAMES)
 """Keys and columns that hold a text."""
 EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
+ANY_EXAMPLE = (
+    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the image in base64"} for '
+    "a model of images."
+)
+"""For bodies that are invalid for every task."""
 
 Label = dict[str, Any]
 """{"label": name, "score": float}"""

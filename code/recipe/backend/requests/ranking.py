@@ -20,12 +20,15 @@ class Ranking(Inputs):
     ranked: bool
     """Whether the answer is ordered by score; otherwise it has the order of the texts."""
 
-    def answers(self, scores: Sequence[float], prepared: Prepared) -> Answers:
-        """Return `[{"index", "score"}, ...]` with the best first, or the scores alone."""
+    def answers(
+        self, scores: Sequence[float], ranks: Sequence[float], prepared: Prepared
+    ) -> Answers:
+        """Return `[{"index", "score"}, ...]`, the text of the highest rank first, or the scores
+        alone."""
         if not self.ranked:
             return Answers(scores, prepared.truncated)
         entries: list[dict[str, Any]] = []
-        for index in sorted(range(len(scores)), key=lambda index: -scores[index]):
+        for index in sorted(range(len(scores)), key=lambda index: -ranks[index]):
             entries.append({"index": index, "score": scores[index]})
             if prepared.parameters.get("return_text"):
                 entries[-1]["text"] = self.texts[index]

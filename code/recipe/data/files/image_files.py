@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+from recipe.errors import describe_error
+
 MOST_PIXELS = 64_000_000
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -46,4 +48,4 @@ def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
         raise
     except Exception as error:
         # Decoders raise any type of exception on damaged images.
-        raise Unreadable(f"An image cannot be read: {error}") from error
+        raise Unreadable(f"An image cannot be read: {describe_error(error)}") from error

@@ -100,20 +100,20 @@ class Embedder(ServedTask):
             vectors = torch.stack(list(rows))  # [texts, width]
             if self.normalizes and "normalize" not in parameters:
                 vectors = _normalized(vectors)
-            width = parameters.get("truncate_dim", self.shortened)
-            if width is not None and width > (most := vectors.shape[1]):
+            asked, most = parameters.get("truncate_dim"), vectors.shape[1]
+            if asked is not None and asked > most:
                 reason = (
-                    f"The request asks for {width} dimensions, but the model's vectors have {most}."
+                    f"The request asks for {asked} dimensions, but the model's vectors have {most}."
                 )
                 answers.append(BadRequest(reason, "dimensions"))
                 continue
-            vectors = vectors[:, :width]
+            vectors = vectors[:, : asked or self.shortened]
             if parameters.get("normalize"):
                 vectors = _normalized(vectors)
             if isinstance(prepared.inputs, Ranking):
                 source, *others = [_normalized(vector) for vector in vectors]
                 cosines = [float(source @ other) for other in others]
-                answers.append(prepared.inputs.answers(cosines, prepared))
+                answers.append(prepared.inputs.answers(cosines, cosines, prepared))
             else:
                 answers.append(Answers([vector.tolist() for vector in vectors], prepared.truncated))
         return answers

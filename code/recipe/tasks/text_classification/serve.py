@@ -131,13 +131,15 @@ class Classifier(ServedTask):
             turns.pause()
             name = prepared.parameters.get("function_to_apply", "default")
             name = self.activation if name == "default" else name
+            # In float32, the sigmoid of all logits above 17 is 1.
+            ranks = [float(row[0]) for row in rows]
             if name == "sigmoid":
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
             inputs, request = prepared.inputs, prepared.request
             if isinstance(inputs, Ranking):
-                answers.append(inputs.answers([float(row[0]) for row in rows], prepared))
+                answers.append(inputs.answers([float(row[0]) for row in rows], ranks, prepared))
                 continue
             # For a single text the pipeline returns a list with one label; for a pair, or an object
             # with a text, the label.

@@ -42,6 +42,7 @@ PARAMETERS = _WRITING | {"truncation", "prefix"}
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 _LANGUAGES = ("src_lang", "tgt_lang")
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
+_LIMITED = ("max_new_tokens", "max_length", "min_length", "min_new_tokens")
 _MOST_TOKENS = 4096
 """The most new tokens, if the model's positions set no bound."""
 
@@ -56,6 +57,8 @@ class TextGenerator(ServedTask):
     """SUMMARIES, TRANSLATIONS or TEXTS."""
     defaults: Mapping[str, Any]
     """Parameters of requests that leave them out: beams, lengths, the prefix, languages."""
+    limits: Mapping[str, int]
+    """The largest lengths and number of beams."""
     languages: Mapping[str, int]
     """The token of each language of a multilingual model; empty for other models."""
     gathering: Gathering = field(default_factory=Gathering)
@@ -79,8 +82,8 @@ class TextGenerator(ServedTask):
         generation: Any = loaded.model.generation_config
         defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
         # In transformers 4, 1 is also the value of a model without this setting.
-        if generation.num_beams is None or (generation.num_beams == 1 and IS_OLDER):
-            defaults["num_beams"] = _BEAMS
+        is_unset = generation.num_beams is None or (generation.num_beams == 1 and IS_OLDER)
+        defaults["num_beams"] = _BEAMS if is_unset else generation.num_beams or 1
         if generation.max_new_tokens is not None:
             defaults["max_new_tokens"] = generation.max_new_tokens
         elif generation.max_length in (None, 20):
@@ -92,13 +95,17 @@ class TextGenerator(ServedTask):
         if "max_length" in specific:
             defaults.pop("max_new_tokens", None)
         defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
+        positions = getattr(config, "max_position_embeddings", None) or _MOST_TOKENS
+        limits = dict.fromkeys(_LIMITED, positions) | {"num_beams": _MOST_BEAMS}
+        for key in limits.keys() & defaults.keys():
+            defaults[key] = min(defaults[key] or 0, limits[key])
         if pair := re.fullmatch(r"translation_(.+)_to_(.+)", name):
             defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
         defaults.setdefault("src_lang", getattr(loaded.tokenizer, "src_lang", None))
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
         log(f"generation: {shown}, unless a request sets others")
         known = language_tokens(loaded.tokenizer)
-        return cls(loaded=loaded, task=task, defaults=defaults, languages=known)
+        return cls(loaded=loaded, task=task, defaults=defaults, limits=limits, languages=known)
 
     def example(self, text: str) -> Request:
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
@@ -155,6 +162,9 @@ class TextGenerator(ServedTask):
             least, longest = chosen.get(f"min_{kind}"), chosen.get(f"max_{kind}")
             if least is not None and longest is not None and least > longest:
                 raise BadRequest(f"min_{kind} is {least}, max_{kind} {longest}.", f"min_{kind}")
+        for key, most in self.limits.items():
+            if chosen.get(key, 0) > most:
+                raise BadRequest(f"{key} is {chosen[key]}, and the model's limit is {most}.", key)
         left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
         usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
         options = {**usual, **chosen}
@@ -170,14 +180,6 @@ class TextGenerator(ServedTask):
                     idle[0],
                 )
             options.pop("seed", None)
-        positions = getattr(self.loaded.model.config, "max_position_embeddings", None)
-        most = positions or _MOST_TOKENS
-        for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
-            if (options.get(name) or 0) > most:
-                raise BadRequest(f"{name} is {options[name]}, and the model's limit is {most}.")
-        options["num_beams"] = options.get("num_beams", generation.num_beams) or 1
-        if options["num_beams"] > _MOST_BEAMS:
-            raise BadRequest(f"num_beams may be {_MOST_BEAMS} at most.", "num_beams")
         return options
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
