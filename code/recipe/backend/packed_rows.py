@@ -25,7 +25,6 @@ from recipe.backend.rows import (
     TokenRow,
     Values,
     kept_positions,
-    to_device,
 )
 from recipe.batching import packing
 from recipe.console import log
@@ -33,6 +32,7 @@ from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
 from recipe.runtime import device
+from recipe.runtime.transfers import to_device
 
 ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 """The most tokens of a row that holds several texts, by device."""

@@ -17,8 +17,8 @@ from recipe.backend.rows import (
     TokenRow,
     Values,
     kept_positions,
-    to_device,
 )
+from recipe.runtime.transfers import to_device
 
 BATCH = 32
 """The most rows of a call."""

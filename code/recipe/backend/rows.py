@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recipe.runtime import transfers
+
 
 @dataclass(frozen=True)
 class TokenRow:
@@ -77,26 +79,8 @@ class Values:
     def copy(self) -> Callable[[], list[Tensor]]:
         """Begin to copy to the host, in float32. The function that is returned waits for a CUDA
         device, and returns the values of each row."""
-        whole = self.whole.float()
-        if whole.device.type != "cuda":
-            return Values(whole.cpu(), self.counts).split
-        pinned = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
-        pinned.copy_(whole, non_blocking=True)
-        end = torch.cuda.current_stream(whole.device).record_event()
-
-        def wait() -> list[Tensor]:
-            end.synchronize()
-            return Values(pinned, self.counts).split()
-
-        return wait
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device. Copies to CUDA devices are asynchronous: torch does
-    not reuse the pinned memory before the copy is complete."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        finish_copy = transfers.start_copy([self.whole.float()])
+        return lambda: Values(*finish_copy(), self.counts).split()
 
 
 def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:

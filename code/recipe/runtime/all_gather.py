@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from recipe.runtime.device import everyones
+
+Array = npt.NDArray[Any]
 
 
 class _Gather(torch.autograd.Function):
@@ -41,18 +44,30 @@ def gathered(local: Tensor) -> tuple[Tensor, int]:
     return whole, dist.get_rank() * len(local)
 
 
-def restore_order(outcomes: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
-    """Return logits [samples, ...] and losses [samples] of all processes, in the data's order.
+class SampleOutputs:
+    """Logits [samples, ...] and losses [samples] of an evaluation, on the host, in the data's
+    order."""
 
-    Args:
-        outcomes: Rows, logits and losses of each batch, on the device.
-    """
-    # Copied before concatenation: on the device, each number of batches would be another shape.
-    parts = [torch.cat([part.cpu() for part in kind]) for kind in zip(*outcomes, strict=True)]
-    logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
-    losses = np.empty(count, dtype=np.float32)
-    for rows, its_logits, its_losses in everyones(parts):
+    def __init__(self, count: int) -> None:
+        self._rows: list[Array] = []
+        self._logits: Array | None = None
+        self._losses = np.empty(count, dtype=np.float32)
+
+    def add(self, rows: Tensor, logits: Tensor, losses: Tensor) -> None:
+        """Add the outputs of a batch, from the host; rows of -1 are unused slots."""
         real = (rows >= 0).numpy()
-        positions = rows.numpy()[real]
-        logits[positions], losses[positions] = its_logits.numpy()[real], its_losses.numpy()[real]
-    return logits, losses
+        self._rows.append(rows.numpy()[real])
+        self._write(self._rows[-1], logits.numpy()[real], losses.numpy()[real])
+
+    def gather(self) -> tuple[Any, Array]:
+        """Return the logits and losses of all processes."""
+        if dist.is_initialized() and self._logits is not None:
+            rows = np.concatenate(self._rows)
+            for part in everyones((rows, self._logits[rows], self._losses[rows])):
+                self._write(*part)
+        return self._logits, self._losses
+
+    def _write(self, rows: Array, logits: Array, losses: Array) -> None:
+        if self._logits is None:
+            self._logits = np.empty((len(self._losses), *logits.shape[1:]), dtype=np.float32)
+        self._logits[rows], self._losses[rows] = logits, losses

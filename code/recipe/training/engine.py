@@ -8,6 +8,7 @@ the evaluation loop (every sample once).
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from recipe.errors import DistributedError, DivergedError, HyperparameterError, 
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, Loaded
 from recipe.plan.table import Table
-from recipe.runtime import all_gather, ddp_hook, distribution
+from recipe.runtime import all_gather, ddp_hook, distribution, transfers
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
 from recipe.training.resuming import Resumable, fingerprint
@@ -291,16 +292,23 @@ class Engine(Resumable):
         # Use the compiled model if there is one: uncompiled, TorchNeuron would compile a program
         # for each operation.
         model = prepared if self.args.torch_compile else bare
-        outcomes = []
+        results = all_gather.SampleOutputs(len(samples))
+        pending: deque[Callable[[], list[Tensor]]] = deque()
         for batch in batches.evaluation_batches(samples, layout, size, self._training.world):
             inputs = self._prepare_inputs(batch)
             with self.compute_loss_context_manager():
                 outputs, losses, _ = self._losses(model, inputs)
-            outcomes.append((batch["rows"], outputs.logits.float(), losses))
+            outcome = [batch["rows"], outputs.logits.float(), losses]
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        return all_gather.restore_order(outcomes, len(samples))
+            # All logits could fill a device. It computes a batch while the last one is copied.
+            pending.append(transfers.start_copy(outcome))
+            if len(pending) > 1:
+                results.add(*pending.popleft()())
+        for finish_copy in pending:
+            results.add(*finish_copy())
+        return results.gather()
 
     @torch.no_grad()
     def compute(self, rows: Rows) -> None:

@@ -1,6 +1,7 @@
 """What a step does otherwise on a GPU, tried on a CPU: stops and buffers."""
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ResNetConfig, ResNetForImageClassification, TrainerCallback
 
-from recipe.runtime import distribution
+from recipe.runtime import distribution, transfers
 from recipe.training import engine as engines
 from recipe.training import interruptions
 from tests.support import packed_batches
@@ -63,6 +64,31 @@ def test_a_stop_is_agreed_on_in_time(
     now[0] += 30
     assert asking._agreed("evaluation")[0]
     assert group.polls == polls + 1
+
+
+def test_logits_of_an_evaluation_leave_the_device_batch_by_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    on_device: list[int] = []
+
+    def start_copy(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        copied.append(len(tensors[1]))
+        on_device.append(len(copied))
+        assert len(on_device) <= 2, "logits of more batches are on the device"
+
+        def finish_copy() -> Sequence[Tensor]:
+            on_device.pop(0)
+            return tensors
+
+        return finish_copy
+
+    trainer = packed_batches.engine(tmp_path, per_device_eval_batch_size=2)
+    expected = trainer.evaluation_loop(trainer.eval_dataset, "").predictions
+    monkeypatch.setattr(transfers, "start_copy", start_copy)
+    answers = trainer.evaluation_loop(trainer.eval_dataset, "").predictions
+    assert (answers == expected).all() and not on_device
+    assert len(copied) >= 8 and len(answers) == 16
 
 
 IN_EVERY_CHECK = ("sentence-embedding", "causal-lm, LoRA")

@@ -135,7 +135,8 @@ class Preprocessing:
                 "Set do_pad to false in its preprocessor_config.json if it is true, else use the "
                 "processor of another model of this kind, such as ViTImageProcessor.",
             )
-        return pixels.astype(np.uint8)
+        levels: Pixels = pixels.astype(np.uint8)
+        return levels
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class MaskFiller(ServedTask):
         if named is None:
             return None
         tokenizer: Any = self.loaded.tokenizer
-        ids = {}
+        ids: dict[int, None] = {}
         for target in [named] if isinstance(named, str) else named:
             token = tokenizer.convert_tokens_to_ids(target)
             if token is None or (token == tokenizer.unk_token_id and target != tokenizer.unk_token):
