@@ -82,16 +82,17 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         for part in read.get("train", ())
     ])  # fmt: skip
     trained, rows, empty = zip(*itertools.chain(*of_hosts), strict=True)
-    missing = settings.missing_labels
+    missing, trains, rows_of_all = settings.missing_labels, settings.trains, sum(rows)
     shape = labels.shape_of(
         trained, label, settings.label_separator, settings.problem_type, missing
     )
-    if settings.problem_type is None and settings.class_names is None:
-        class_checks.CHECKS[shape.problem](trained, label, sum(rows), missing)
+    if trains and settings.problem_type is None and settings.class_names is None:
+        class_checks.CHECKS[shape.problem](trained, label, rows_of_all, missing)
     for part, count, total in zip(trained, empty, rows, strict=True):
         shape.check_filled(part, label, count, total)
     spelled = [row_label for part in trained for row_label in shape.spell(part, label)]
-    known = written = labels.classes(trained[0], label, spelled, shape.problem, sum(rows))
+    known = labels.classes(trained[0], label, spelled, shape.problem, rows_of_all, trains)
+    written = known
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
     splits = set().union(*hosts.gather(set(read)))

@@ -260,30 +260,36 @@ def is_fraction(text: str) -> bool:
 
 
 def classes(
-    part: Part, column: str, spelled: Sequence[Any], problem: str = SINGLE, rows: int | None = None
+    part: Part,
+    column: str,
+    spelled: Sequence[Any],
+    problem: str = SINGLE,
+    rows: int | None = None,
+    trains: bool = True,
 ) -> Labels:
     """Return the classes of the training data: ClassLabels in their order, others sorted.
 
     Args:
         spelled: The labels of all training rows by `LabelShape.spell`, or at least one row of each.
         rows: The number of training rows, if `spelled` has fewer.
+        trains: Whether the classes are learned; if not, a model's labels decide which are right.
 
     Raises:
         DataError: there is one class only, or nearly as many as rows; a class is written in two
             ways; or all numbers are equal.
     """
     if problem == NUMBER:
-        if len(set(spelled)) < 2:
+        if trains and len(set(spelled)) < 2:
             raise DataError(f"Column {column!r} of {part.path} has the same number in every row.")
         return Labels((column,), problem)
     counts = Counter(spelled if problem == SINGLE else itertools.chain(*spelled))
-    if len(counts) < 2:
+    if trains and len(counts) < 2:
         raise DataError(
             f"Column {column!r} of {part.path} has one class only: {next(iter(counts), '')!r}.",
             "Training needs rows of at least two classes.",
         )
     rows = len(spelled) if rows is None else rows
-    if len(counts) > max(_PLAUSIBLE_CLASSES, rows // 2):
+    if trains and len(counts) > max(_PLAUSIBLE_CLASSES, rows // 2):
         raise DataError(
             f"Column {column!r} of {part.path} has {len(counts)} different values in "
             f"{rows} rows: too many for classes.",

@@ -109,7 +109,9 @@ def resolve(
     in_4_bits = hyperparameters.load_in_4bit and processes is None
     made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
     for line in made.data.notes:
-        table.add("data", line)
+        # Without training data, a job that only evaluates reads its evaluation data in its place.
+        if hyperparameters.trains or not line.startswith("train"):
+            table.add("data", line)
     return Plan(
         hyperparameters=hyperparameters,
         device=chosen,

@@ -84,19 +84,22 @@ class Classification(Task):
         has_same = sorted(names) == sorted(known.names)
         if names in ((), known.names) or (trains and not has_same):
             return
-        if not (has_same or (known.problem == SINGLE and set(known.names) <= set(names))):
+        if not (has_same or (known.problem != NUMBER and set(known.names) <= set(names))):
             raise ModelError(
                 f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
                 f"has {', '.join(known.names)}: do_train=False cannot compare them.",
-                "Give data with the model's labels, or train.",
+                "Give data with the model's labels (problem_type=regression if they are numbers), "
+                "or train.",
             )
         model_ids = [names.index(name) for name in known.names]
-        data_ids = [known.ids.get(name, 0) for name in names]
+        data_ids = [known.ids.get(name) for name in names]
 
         def renumbered(split: datasets.Dataset) -> datasets.Dataset:
             is_id = known.problem == SINGLE
             numbers = [
-                model_ids[label] if is_id else [label[data_id] for data_id in data_ids]
+                model_ids[label]
+                if is_id
+                else [0.0 if data_id is None else label[data_id] for data_id in data_ids]
                 for label in split[LABEL]
             ]
             column: Any = pa.array(numbers, split.data.schema.field(LABEL).type)

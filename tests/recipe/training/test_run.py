@@ -185,5 +185,13 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     assert "'loss'" not in output and "20 predictions for the evaluation data" in output
     (data / "test.csv").rename(data / "data.csv")
     assert job.run_here("--do_eval", "True")["eval_accuracy"] == 1.0
+    few = job.base / "few" / "data.csv"
+    for rows in ([("good film", "pos")], [("bad film", "neg")] * 3):
+        few.parent.mkdir(exist_ok=True)
+        few.write_text("\n".join(map(",".join, [("text", "label"), *rows])))
+        capsys.readouterr()
+        job = Job(tmp_path, {"test": few.parent, "model": start}, job.argv)
+        assert job.run_here("--do_eval", "True")["eval_accuracy"] == 1.0
+        assert "train data" not in capsys.readouterr().out
     with pytest.raises(RecipeError, match="do_train=False"):
         Job(tmp_path, {"test": data, "model": tiny_model}, job.argv).run_here("--do_eval", "True")

@@ -45,7 +45,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     parts = reading.converted(functools.partial(_images, settings=settings, notes=notes))
     shape = LabelShape(missing=settings.missing_labels)
     train = [label for part in parts["train"] for label in shape.spell(part, LABEL)]
-    known = labels.classes(parts["train"][0], LABEL, train)
+    known = labels.classes(parts["train"][0], LABEL, train, trains=settings.trains)
     built = {}
     for split, split_parts in parts.items():
         built[split] = held_out.data_set([

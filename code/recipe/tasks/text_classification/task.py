@@ -96,7 +96,7 @@ class TextClassification(Classification):
                     f"Hyperparameter tune_thresholds has value True, but {reason}.", remedy
                 )
         num_labels, names = settings.num_labels, self.data.labels.names
-        if num_labels is not None and num_labels != len(names):
+        if settings.trains and num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
             raise HyperparameterError(
                 f"Hyperparameter num_labels has value {num_labels}, but the data has {len(names)} "
