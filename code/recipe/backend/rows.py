@@ -80,7 +80,7 @@ class Values:
         """Begin to copy to the host, in float32. The function that is returned waits for a CUDA
         device, and returns the values of each row."""
         finish_copy = transfers.start_copy([self.whole.float()])
-        return lambda: Values(*finish_copy(), self.counts).split()
+        return lambda: Values(finish_copy()[0], self.counts).split()
 
 
 def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:

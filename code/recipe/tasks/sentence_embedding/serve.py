@@ -100,14 +100,12 @@ class Embedder(ServedTask):
             vectors = torch.stack(list(rows))  # [texts, width]
             if self.normalizes and "normalize" not in parameters:
                 vectors = _normalized(vectors)
-            asked, most = parameters.get("truncate_dim"), vectors.shape[1]
-            if asked is not None and asked > most:
-                reason = (
-                    f"The request asks for {asked} dimensions, but the model's vectors have {most}."
-                )
+            dimensions, most = parameters.get("truncate_dim"), vectors.shape[1]
+            if dimensions is not None and dimensions > most:
+                reason = f"The request asks for {dimensions} dimensions, but the model's vectors have {most}."
                 answers.append(BadRequest(reason, "dimensions"))
                 continue
-            vectors = vectors[:, : asked or self.shortened]
+            vectors = vectors[:, : dimensions or self.shortened]
             if parameters.get("normalize"):
                 vectors = _normalized(vectors)
             if isinstance(prepared.inputs, Ranking):
