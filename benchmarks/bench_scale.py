@@ -180,7 +180,9 @@ def measure_rows(rows: int, kind: str) -> dict[str, Any]:
     options = Hyperparameters(task=name, **_TASKS.get(kind, {}))
     task = task_class({"train": path.parent}, options)
     meter.lap("read")
-    data_report.inspect(task, task.lengths(tokenizer, data_report.sampled_rows(task)), 128)
+    data_report.inspect(
+        task, tokenizer, task.lengths(tokenizer, data_report.sampled_rows(task)), 128
+    )
     meter.lap("data report")
     if hasattr(task.objective, "longest_target"):
         task.objective.longest_target = 128

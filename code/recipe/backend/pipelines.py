@@ -20,6 +20,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.compat import dtype_argument
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, describe_error, why_unloadable
+from recipe.models import tokenizers
 
 TASKS: Mapping[str, Sequence[str]] = {
     "image-classification": ("top_k", "function_to_apply"),
@@ -79,8 +80,15 @@ def load_pipeline(origin: Origin, task: str, environ: Mapping[str, str]) -> Any:
             "Check that its files are complete, and that HF_TASK is what it was trained for.",
         ) from error
     weights.refuse_broken(pipeline.model, origin)
-    if pipeline.tokenizer is not None and task not in TASKS:
-        refuse_empty(pipeline.tokenizer, origin.location)
+    if pipeline.tokenizer is not None:
+        if task not in TASKS:
+            refuse_empty(pipeline.tokenizer, origin.location)
+        tokenizer = tokenizers.match_file(pipeline.tokenizer, origin.location, **origin.options)
+        pipeline.tokenizer = tokenizer
+        processor: Any = getattr(pipeline, "processor", None)
+        if hasattr(processor, "tokenizer"):
+            processor.tokenizer = tokenizer
+        tokenizers.log_replacement(tokenizer)
     log(
         f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
         "pipeline: one request at a time"

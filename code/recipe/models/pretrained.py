@@ -15,7 +15,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,7 +26,7 @@ from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
 from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, did_you_mean, why_unloadable
-from recipe.models import lora, quantized
+from recipe.models import lora, quantized, tokenizers
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
 
@@ -58,6 +57,8 @@ class Source:
     name: str
     """A folder, or a name on the hub."""
     is_local: bool
+    texts: Sequence[str] = ()
+    """Some texts of the data, on which its tokenizer is compared with its file."""
 
 
 def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
@@ -229,12 +230,12 @@ def read(
     architecture: Any,
     source: Source,
     settings: ModelSettings,
-    reader: Any = AutoTokenizer,
+    reader: Any = None,
     **more: Any,
 ) -> tuple[PreTrainedModel, Any, list[str]]:
-    """Return a model in float32, its tokenizer (or what `reader` loads, such as an image
-    processor), and the names of the weights that its files lack. Raise ModelError if it cannot be
-    reached or loaded, or lacks weights below its head."""
+    """Return a model in float32, its tokenizer (or what the Auto class `reader` loads, such as an
+    image processor), and the names of the weights that its files lack. Raise ModelError if it
+    cannot be reached or loaded, or lacks weights below its head."""
     trusted = {"trust_remote_code": settings.trust_remote_code}
     _set_token(settings)
     options = {**dtype_argument(torch.float32), "output_loading_info": True, **more, **trusted}
@@ -249,7 +250,10 @@ def read(
                 config, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
             if trains:
                 quantized.check_base(source.name, config, None, in_4_bits)
-            tokenizer = reader.from_pretrained(source.name, **trusted)
+            if reader is None:
+                tokenizer = tokenizers.load_tokenizer(source.name, source.texts, **trusted)
+            else:
+                tokenizer = reader.from_pretrained(source.name, **trusted)
             with new_weights.marked_memory():
                 model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
@@ -290,7 +294,7 @@ def read(
     new_weights.freeze_unsaved(model)
     if attend_fully(model):
         say("attention: original_full instead of block_sparse, which a short text would turn off")
-    if reader is AutoTokenizer:
+    if reader is None:
         _set_padding_token(source, model, tokenizer)
     return model, tokenizer, new
 

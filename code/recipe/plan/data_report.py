@@ -21,6 +21,7 @@ from recipe.data import classification, values
 from recipe.data.column_names import LABEL
 from recipe.data.files.part import is_list, is_string
 from recipe.data.labels import NUMBER, Labels
+from recipe.plan import unknown_tokens
 from recipe.reports.section import Section
 from recipe.tasks.base import OK, SHOWN_CHARS, WARNING, Finding, Task, Tokenizer, named_splits
 
@@ -44,7 +45,9 @@ class _Split:
     """[rows]"""
 
 
-def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[Finding], Section]:
+def inspect(
+    task: Task, tokenizer: Tokenizer, lengths: Sequence[int], max_length: int
+) -> tuple[list[Finding], Section]:
     """Return findings on all rows, the important ones as warnings, and their section of the report.
     In a sharded job, they cover this host's rows.
 
@@ -54,6 +57,8 @@ def inspect(task: Task, lengths: Sequence[int], max_length: int) -> tuple[list[F
     """
     splits = _used_splits(task)
     findings = [*row_findings(task), *_lengths(task, sorted(lengths), max_length)]
+    left_out = (*(() if task.generates else task.targets), *_NOT_COMPARED)
+    findings += unknown_tokens.find_unknown_tokens(task, tokenizer, sampled_rows(task), left_out)
     labels: Labels | None = getattr(task.data, "labels", None)
     classes = []
     if labels is not None and labels.problem != NUMBER and LABEL in splits["train"].column_names:

@@ -20,7 +20,7 @@ from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import lora, pretrained, quantized
+from recipe.models import lora, pretrained, quantized, tokenizers
 from recipe.models.pretrained import Source
 from recipe.paths import Folders
 from recipe.plan import detection, trainer_arguments
@@ -108,6 +108,7 @@ def resolve(
     # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
     in_4_bits = hyperparameters.load_in_4bit and processes is None
     made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
+    source = pretrained.find(hyperparameters.model_name_or_path, folders.channels)
     for line in made.data.notes:
         # Without training data, a job that only evaluates reads its evaluation data in its place.
         if hyperparameters.trains or not line.startswith("train"):
@@ -120,7 +121,7 @@ def resolve(
         hosts=hosts,
         host_count=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
         task=made,
-        source=pretrained.find(hyperparameters.model_name_or_path, folders.channels),
+        source=dataclasses.replace(source, texts=made.some_texts()),
     )
 
 
@@ -193,6 +194,8 @@ def load(plan: Plan, table: Table) -> Loaded:
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"
     table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
+    if line := tokenizers.replacement_of(tokenizer):
+        table.add("tokenizer", line)
     if given.quantize:
         comparison.check(lora.bare(model), tokenizer, max_length)
     if max_length:

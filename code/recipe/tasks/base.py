@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,7 +44,7 @@ Model = tuple[PreTrainedModel, Tokenizer]
 Batches = Sequence[tuple[Samples, Rows]]
 """The rows of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
-_FEW, _SHOWN_ROWS = 8, 3
+_FEW, _SHOWN_ROWS, _COMPARED_ROWS = 8, 3, 32
 SHOWN_CHARS = 70
 """How many characters of a text a finding shows."""
 
@@ -183,6 +183,10 @@ class Task(ABC):
     def train(self) -> Dataset:
         """Return the training data before tokenization, with a row for each text or pair."""
         return self.data.train
+
+    def some_texts(self) -> list[str]:
+        """Return the texts of the first training rows."""
+        return strings_within(self.train[:_COMPARED_ROWS])
 
     @abstractmethod
     def read(self, channels: Mapping[str, Path]) -> None:
@@ -324,6 +328,16 @@ class Task(ABC):
         """Return the report's sections on the model's answers."""
         answers = self.answers()
         return () if answers is None else answers.sections()
+
+
+def strings_within(value: Any) -> list[str]:
+    """Return all strings within lists and dicts."""
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(items, Iterable) or isinstance(items, bytes):
+        return []
+    return [text for item in items for text in strings_within(item)]
 
 
 def judged_split(splits: DataSets) -> tuple[str, Dataset]:

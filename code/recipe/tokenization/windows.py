@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.errors import ModelError
 from recipe.tokenization.encoding import cutting
@@ -155,37 +154,3 @@ def word_windows(
 def words_shared(room: int) -> int:
     """Return how many tokens windows of words share, of `room` that fit into each."""
     return room // _CONTEXT_BEFORE + room // _CONTEXT_AFTER
-
-
-def reading_words(
-    tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any]
-) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that tokenises a single word as within a text, as serving does; tokenizers
-    like GPT-2's need a space before it for that.
-
-    Args:
-        source: Where it comes from.
-        options: What it is loaded with.
-    """
-    if _reads_words(tokenizer):
-        return tokenizer
-    again: Any = AutoTokenizer.from_pretrained(source, add_prefix_space=True, **options)
-    again.pad_token = tokenizer.pad_token
-    if not _reads_words(again) and again.is_fast:
-        # tokenizer.json overrides the option.
-        before = again.backend_tokenizer.pre_tokenizer
-        if hasattr(before, "add_prefix_space"):
-            before.add_prefix_space = True
-            again.backend_tokenizer.pre_tokenizer = before
-    if not _reads_words(again):
-        say("warning: the tokenizer splits a single word differently from a word within a text")
-    return again  # type: ignore[no-any-return]
-
-
-def _reads_words(tokenizer: Any) -> bool:
-    try:
-        alone = tokenizer(["the", "the"], is_split_into_words=True, add_special_tokens=False)
-    except (ValueError, AssertionError):  # RoBERTa's tokenizers refuse otherwise
-        return False
-    first, second = alone[TOKEN_IDS], tokenizer(" the the", add_special_tokens=False)[TOKEN_IDS]
-    return bool(first[-1:] == second[-1:] and len(first) == len(second))

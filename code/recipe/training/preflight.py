@@ -72,7 +72,7 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
     task, longest, args = plan.task, loaded.max_length, plan.arguments
     rows, drawn = len(task.train), data_report.sampled_rows(task)
     lengths = data_report.sampled_lengths(task, loaded.tokenizer)
-    yield from data_report.inspect(task, lengths, longest)[0]
+    yield from data_report.inspect(task, loaded.tokenizer, lengths, longest)[0]
     if not plan.hyperparameters.trains:
         return
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])

@@ -305,7 +305,7 @@ def _make(
     # A host may have no rows of sharded channels.
     if is_first_process() and given.trains and len(task.data.train):
         lengths = data_report.sampled_lengths(task, loaded.tokenizer)
-        findings, section = data_report.inspect(task, lengths, loaded.max_length)
+        findings, section = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
         sections.append(section)
         for finding in findings:
             table.append(finding)

@@ -30,6 +30,7 @@ from recipe.plan.table import Table
 from recipe.storage import checkpoints
 from recipe.tasks.base import WARNING, Finding
 from recipe.tasks.text_classification.task import CLASSES
+from tests.support.causal_kit import make_tokenizer
 from tests.support.jobs import QUICK, SHARDED, Job, folders_of, write
 from tests.support.packed_batches import samples_of
 from tests.support.refusals import refused
@@ -362,7 +363,7 @@ def test_data_that_is_not_evaluated_has_no_findings(has_test: bool, tmp_path: Pa
         channels["test"] = write(tmp_path / "test", CLEAN[:3])
     given = parse(["--task", "text-classification", "--eval_strategy", "no"])
     made = task_table.load("text-classification")(channels, given)
-    results, section = data_report.inspect(made, [3, 4], 8)
+    results, section = data_report.inspect(made, make_tokenizer(), [3, 4], 8)
     assert {finding.what for finding in results} == {"lengths", "truncation"}
     assert section.columns == ("class", "train") and section.rows == [["a", 20], ["b", 20]]
 

@@ -13,9 +13,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.sentence_transformer import modules
 
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.saved import origin
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
+from recipe.models import tokenizers
 from recipe.models.pretrained import Source
 from recipe.tasks.sentence_embedding import task as sentence_embedding
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
@@ -208,7 +208,7 @@ def test_a_sparse_encoder_is_not_trained_as_one_with_mean_pooling(
     if not is_local:  # on the hub
         name = "somebody/sparse"
         monkeypatch.setattr(
-            origin, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
+            tokenizers, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
         )
     with pytest.raises(ModelError, match=r"is a SparseEncoder.*retrieval/train_encoder.py"):
         sentence_embedding.load(Source(name=name, is_local=is_local), Hyperparameters())

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.models import tokenizers
 
 _TOKENIZER_REMEDY = (
     "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
@@ -25,7 +25,6 @@ ADAPTER = "adapter_config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _POINTER, _MOST_POINTER = b"version https://git-lfs", 1024
-_ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
 
 @dataclass(frozen=True)
@@ -116,11 +115,7 @@ class Origin:
 
     def _find_file(self, name: str) -> Path | None:
         """Return a file of the folder or the Hub; None if there is none."""
-        if Path(self.location).is_dir():
-            path: str | None = str(Path(self.location) / name)
-        else:
-            path = _find_on_hub(self.location, name, self.options)
-        return Path(path) if path and Path(path).is_file() else None
+        return tokenizers.find_file(self.location, name, self.options)
 
     def _read_json(self, name: str) -> Any:
         """Return the content of a JSON file of the folder or the Hub; None if there is none."""
@@ -152,25 +147,15 @@ class Origin:
             location = self.location
             if self.base and not any((Path(location) / name).is_file() for name in _TOKENIZERS):
                 location = self.base
-            tokenizer = AutoTokenizer.from_pretrained(location, **self.options)
+            tokenizer = tokenizers.load_tokenizer(location, **self.options)
         except UNLOADABLE as error:
             raise ModelError(
                 f"The tokenizer of {location} cannot be loaded: {why_unloadable(error)}",
                 _TOKENIZER_REMEDY,
             ) from error
         refuse_empty(tokenizer, location)
+        tokenizers.log_replacement(tokenizer)
         return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def _find_on_hub(location: str, name: str, options: Mapping[str, Any]) -> str | None:
-    """Return the path of a file downloaded from the Hub; None if it is not available."""
-    silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
-    options = {key: value for key, value in options.items() if key != "trust_remote_code"}
-    try:
-        path: str | None = cached_file(location, name, **silent, **options)
-    except OSError:
-        return None
-    return path
 
 
 def _base_of(adapter: Path, named: str, options: Mapping[str, Any]) -> str:
@@ -181,7 +166,7 @@ def _base_of(adapter: Path, named: str, options: Mapping[str, Any]) -> str:
     path = Path(named) if named else adapter / base
     if name and (path / "config.json").is_file():
         name = str(path)
-    elif not _HUB_NAME.fullmatch(name) or not _find_on_hub(name, "config.json", options):
+    elif not _HUB_NAME.fullmatch(name) or not tokenizers.find_file(name, "config.json", options):
         raise ModelError(
             f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
             f" There is no model in {path}.",

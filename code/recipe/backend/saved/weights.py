@@ -7,7 +7,7 @@ weights or does not fit the base: the base alone would answer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from recipe.backend.saved.origin import Origin
 from recipe.compat import attend_fully, dtype_argument
 from recipe.compat.new_weights import check_layers, missing_weights, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+from recipe.models import tokenizers
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """sentence-transformers' modules that read the pooled vector alone."""
@@ -54,12 +55,15 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
+def read_sentences(
+    origin: Origin, device: str, model_kwargs: Mapping[str, Any], texts: Sequence[str] = ()
+) -> Any:
     """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
     layers. Raise ModelError if it cannot be loaded, lacks layers, or consists of something else.
 
     Args:
         model_kwargs: Keyword arguments with which transformers loads the encoder.
+        texts: Texts on which its tokenizer is compared with its file, too.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -86,6 +90,9 @@ def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any])
         raise ModelError(what, _OTHER_MODULES)
     check_layers(origin.location, encoder, missing_weights(encoder))
     attend_fully(encoder)
+    # The library reads the first module from the folder that modules.json names.
+    subfolder = (origin.sentence_modules or [{}])[0].get("path", "")
+    tokenizers.match_sentences(sentences[0], origin.location, texts, subfolder, origin.options)
     return sentences
 
 

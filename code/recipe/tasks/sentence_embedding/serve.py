@@ -36,7 +36,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, dtype_argument, positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import packed_encoders
+from recipe.models import packed_encoders, tokenizers
 from recipe.tasks.sentence_embedding.spec import SPECS
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
@@ -148,6 +148,7 @@ class SentenceVectors(Embedder):
         weights.refuse_broken(model, origin)
         first = (origin.sentence_modules or [{}])[0].get("path", "")
         refuse_empty(model.tokenizer, str(Path(origin.location) / first))
+        tokenizers.log_replacement(model.tokenizer)
         shown = ", ".join(type(module).__name__ for module in model)
         limit = f"{model.max_seq_length} tokens at most"
         log(f"model: SentenceTransformer ({shown}) on {kind} in {name}, {limit}")

@@ -270,7 +270,8 @@ def load(source: Source, settings: ModelSettings) -> tuple[PreTrainedModel, Toke
         options["token"] = settings.hf_token
     origin = Origin(source.name, options)
     with checksums.verified(source.name):
-        sentences = saved_weights.read_sentences(origin, "cpu", dtype_argument(torch.float32))
+        dtype = dtype_argument(torch.float32)
+        sentences = saved_weights.read_sentences(origin, "cpu", dtype, source.texts)
         is_saved = bool(origin.sentence_modules)
     why = "from the model" if is_saved else "the default without a modules.json"
     model = sentence_encoders.trained_as_one(sentences, settings, why)

@@ -18,6 +18,7 @@ from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import ModelError
 from recipe.models import packed_encoders, pretrained, token_heads
 from recipe.models.pretrained import Source
+from recipe.models.tokenizers import reading_words
 from recipe.reports.model_card import About
 from recipe.settings import TRUNCATE
 from recipe.tasks.base import (
@@ -99,7 +100,7 @@ class TokenClassification(Task):
             architecture, source, self.model_settings, what, self._names
         )
         trusted = {"trust_remote_code": self.model_settings.trust_remote_code}
-        return model, windows.reading_words(tokenizer, source.name, trusted)
+        return model, reading_words(tokenizer, source.name, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a window, also in serving."""
