@@ -213,6 +213,16 @@ def test_credentials_of_every_source_are_masked(tmp_path: Path) -> None:
         (["ERROR: No matching distribution found for a"], "Check the names and versions"),
         (["WARNING: Retrying after connection broken by 'X'", "ERROR: a"], "cannot be reached"),
         (["SSLError(CERTIFICATE_VERIFY_FAILED)", "ERROR: a"], "PIP_CERT"),
+        (
+            [
+                "The conflict is caused by:",
+                *(f"torchvision 0.{minor} depends on torch==2.{minor}" for minor in range(9)),
+                "The user requested (constraint) torch==2.13.0a0+nv25.6",
+                "To fix this you could try to:",
+                "ERROR: ResolutionImpossible: see pip's pages",
+            ],
+            "Leave torch out of the requirements, request the version",
+        ),
         (["ERROR: HTTP error 403 while", "403 Client Error: Forbidden"], "refuses the credentials"),
     ],
 )

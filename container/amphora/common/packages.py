@@ -186,7 +186,9 @@ def failed(
         build = output[max(starts, default=-1) + 1 : end]
         explanation = [line for line in build if re.search(r"\berror: ", line)][:1] + build[-1:]
     elif conflict := re.search(causes, "\n".join(output)):
-        explanation = conflict[1].splitlines()[:_SHOWN_LINES]
+        # The versions of one package may fill many lines; the last one names what they met.
+        causes_listed = conflict[1].splitlines()
+        explanation = [*causes_listed[: _SHOWN_LINES - 1], *causes_listed[_SHOWN_LINES - 1 :][-1:]]
     shown = dict.fromkeys([*known, *explanation, *errors[-_SHOWN_LINES:]])
     text = " ".join(line[:_LINE_CHARS] for line in shown)
     remedy = next(

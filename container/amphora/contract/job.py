@@ -135,6 +135,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
             arguments[key] = text.strip() if keeps_spelling else value
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
+    if not channels:
+        _check_files(paths.data)
     _check_channels(channels, paths)
     hosts, current = resources.get("hosts", []), resources.get("current_host", "")
     groups = resources.get("instance_groups") or []
@@ -219,6 +221,18 @@ def _existing_channels(data: Path) -> dict[str, Any]:
         for entry in sorted(data.iterdir() if data.is_dir() else [])
         if entry.is_dir() and not entry.name.startswith(".")
     }
+
+
+def _check_files(data: Path) -> None:
+    """Raise ConfigError if files lie where the folders of channels belong."""
+    files = [path for path in data.glob("[!.]*") if path.is_file()]
+    if files:
+        name = files[0].name.partition(".")[0]
+        folder = data / (name if name != files[0].name else "training")
+        raise ConfigError(
+            f"{files[0]} is a file, and a channel is a folder.",
+            f"Move it into one: mkdir {folder} && mv {files[0]} {folder}/",
+        )
 
 
 def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from amphora.common import archives
@@ -23,6 +25,9 @@ from amphora.contract.job import Job
 
 log = logging.getLogger("amphora")
 
+_SUBMIT = "sagemaker_submit_directory"
+_USUAL_NAMES = ("setup", "test")
+"""Modules that nobody imports: the first is pip's, the second that of Python's own tests."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -90,12 +95,14 @@ def locate(
     Raises CodeError if that fails, or the code lacks the entry point.
     """
     if job.entry_point is None:
-        if location := job.sagemaker.get("sagemaker_submit_directory"):
+        if location := job.sagemaker.get(_SUBMIT):
             raise CodeError(
-                f"sagemaker_submit_directory is {location!r}, but no entry point is named.",
+                f"{_SUBMIT} is {location!r}, but no entry point is named.",
                 "Set sagemaker_program to a file of it, or leave out both to train by the recipe.",
             )
-        return Source(root=recipe_dir(environ), kind=ProgramKind.SCRIPT, name="train.py")
+        recipe = recipe_dir(environ)
+        _check_unnamed(job, recipe)
+        return Source(root=recipe, kind=ProgramKind.SCRIPT, name="train.py")
     location = job.submit_directory.removeprefix("file://")
     path = Path(location)
     if location.startswith("s3://"):
@@ -130,6 +137,32 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
     return folder
 
 
+def _check_unnamed(job: Job, recipe: Path) -> None:
+    """Raise CodeError if the job has a training script that no setting names."""
+    for folder in (job.paths.code, job.paths.data / "code"):
+        for name in ("train.py", "train.sh"):
+            if (folder / name).is_file() and not folder.samefile(recipe):
+                submit = "" if folder == job.paths.code else f" and {_SUBMIT}={folder}"
+                raise CodeError(
+                    f"{folder / name} is in the job, but no entry point is named, so that the"
+                    " image's recipe would train in its place.",
+                    f"Set sagemaker_program={name}{submit} (hyperparameters) to run it, or remove"
+                    " it to train by the recipe.",
+                )
+
+
+def hidden_modules(root: Path) -> list[Path]:
+    """Return the files and packages of a code folder that hide installed modules from imports."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    files = [path for path in root.glob("*.py") if path.stem not in _USUAL_NAMES]
+    packages = [path.parent for path in root.glob("*/__init__.py")]
+    return [
+        path
+        for path in sorted([*files, *packages])
+        if (spec := PathFinder.find_spec(path.stem, libraries)) is not None and spec.has_location
+    ]
+
+
 def install_steps(source: Source) -> list[str]:
     """Return what pip installs for the code, for `packages.index`."""
     steps = [REQUIREMENTS] if (source.root / REQUIREMENTS).is_file() else []
@@ -154,7 +187,7 @@ def _entry(root: Path, name: str) -> Source:
             "Give a path within the code folder, such as train.py.",
         )
     module = name.removesuffix(".py").replace("/", ".")
-    if is_package(root) and not name.endswith(".sh") and _MODULE.fullmatch(module):
+    if is_package(root) and not name.endswith((".sh", ".PY")) and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)
     if name.endswith(".ipynb"):
         raise CodeError(
@@ -162,7 +195,7 @@ def _entry(root: Path, name: str) -> Source:
             f"Convert it (jupyter nbconvert --to script {name}) and name the .py file.",
         )
     if path.is_file():
-        kind = ProgramKind.SCRIPT if name.endswith(".py") else ProgramKind.COMMAND
+        kind = ProgramKind.SCRIPT if path.suffix.lower() == ".py" else ProgramKind.COMMAND
         return Source(root=root, kind=kind, name=name)
     if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from amphora.common import transformers4
 from amphora.common.logs import mask
+from amphora.training.entry_point import hidden_modules
 from amphora.training.exception_records import MAX_ASIDE, PEER_LOST, Raised, Record, Worker, shorten
 
 SHOWN_CHARS = 1024
@@ -43,6 +44,25 @@ _HINTS: Mapping[str, str] = {
     r"cannot import name 'load_metric'|no attribute 'load_metric'": "Write evaluate.load(...).",
     r"cannot import name 'HfFolder'": (
         "Write huggingface_hub.get_token(), and login(token=...) for HfFolder.save_token."
+    ),
+    r"cannot import name 'Repository' from 'huggingface_hub": (
+        "Write huggingface_hub.create_repo(...) and upload_folder(...) in place of Repository and"
+        " push_to_hub."
+    ),
+    r"cannot import name 'cached_download' from 'huggingface_hub": (
+        "Write huggingface_hub.hf_hub_download(repo_id, filename)."
+    ),
+    r"'Accelerator' object has no attribute 'use_fp16'": (
+        "Write accelerator.mixed_precision == 'fp16' in place of accelerator.use_fp16."
+    ),
+    r"Accelerator\.__init__\(\) got an unexpected keyword argument 'fp16'": (
+        "Write Accelerator(mixed_precision='fp16')."
+    ),
+    r"Accelerator\.__init__\(\) got an unexpected keyword argument 'logging_dir'": (
+        "Write Accelerator(project_dir=...)."
+    ),
+    r"Accelerator\.__init__\(\) got an unexpected keyword argument '\w+_batches'": (
+        "Pass it in Accelerator(dataloader_config=DataLoaderConfiguration(...))."
     ),
     r"'prepare_model_for_int8_training'": "Write prepare_model_for_kbit_training (peft).",
     r"KeyError: 'SM_CHANNEL_": (
@@ -273,6 +293,14 @@ class _Diagnosis:
             unread = sorted(Path(folder).glob("*/**/requirements*.txt")) if folder else []
             if unread:
                 hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
+            hidden = record and re.search(r"(?:module|from) '(\w+)'", head[0])
+            if record and hidden and record.script_dir:
+                named = hidden_modules(Path(record.script_dir))
+                hints = [
+                    f"{path} hides the installed module {path.stem}: rename it."
+                    for path in named
+                    if path.stem == hidden[1]
+                ] + hints
             advice = transformers4.remedy(head[0])
             head += [advice] if advice else hints[:1]
         return head

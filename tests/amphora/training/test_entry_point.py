@@ -155,6 +155,7 @@ def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None
              "run-1.py": "import amphora_test_pkg as it; print('imported', it.__name__)"},
             id="package beside a script that is no module",
         ),
+        pytest.param("train.PY", "1 in caps", {"train.PY": "import sys; print(len(sys.argv) // 2, 'in caps')"}, id="train.PY"),
         pytest.param("app", "hello from __main__.py", {"app/__main__.py": HELLO}, id="folder"),
         pytest.param("hello", "--name me", {}, id="binary"),
     ],
@@ -181,6 +182,48 @@ def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(tree: Tree) -
     assert result.returncode == 1
     assert "<--text><a 'b' $(touch pwned) \"c\">" in result.stdout and "no\n" not in result.stdout
     assert not list(tree.base.rglob("pwned"))
+
+
+def test_a_script_that_no_setting_names_ends_the_job(tree: Tree) -> None:
+    code, channel = tree.code, tree.base / "input" / "data" / "code"
+    tree.configure({"epochs": "2"}).channel("train", **{"data.csv": "text,label\na,b\n"})
+    for folder, name, line in (
+        (code, "train.py", "Set sagemaker_program=train.py (hyperparameters) to run it"),
+        (code, "train.sh", "Set sagemaker_program=train.sh (hyperparameters)"),
+        (channel, "train.py", f"train.py and sagemaker_submit_directory={channel} (hyper"),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("print('mine')")
+        assert tree.train().returncode == 2
+        assert tree.failure and f"{folder / name} is in the job, but no entry" in tree.failure
+        assert line in tree.failure
+        (folder / name).unlink()
+
+
+def test_a_file_in_place_of_a_channel_ends_the_job(tree: Tree) -> None:
+    data = tree.base / "input" / "data"
+    data.mkdir(parents=True)
+    for name, folder in (("train.csv", "train"), ("train", "training")):
+        (data / name).write_text("text,label\na,b\n")
+        assert tree.configure({}).train().returncode == 2
+        line = f"Move it into one: mkdir {data / folder} && mv {data / name} {data / folder}/"
+        assert tree.failure and line in tree.failure
+        (data / name).unlink()
+
+
+def test_a_module_that_hides_an_installed_one_is_named(scripted: Tree) -> None:
+    for name in ("yaml.py", "packaging/__init__.py", "setup.py.txt", "test.py", "helper.py"):
+        scripted.script("", name)
+    result = scripted.script("import yaml\nyaml.safe_load('1')").train()
+    hides = [line for line in result.stderr.splitlines() if "WARNING" in line and " hides " in line]
+    assert [line.partition(" hides ")[0].rpartition("/")[2] for line in hides] == [
+        "packaging",
+        "yaml.py",
+    ]
+    assert (
+        scripted.failure
+        and f"{scripted.code}/yaml.py hides the installed module yaml: rename" in scripted.failure
+    )
 
 
 def test_a_conflict_is_quoted(scripted: Tree, tmp_path: Path) -> None:
