@@ -136,7 +136,7 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
     """Yield tables of SCHEMA: a row for each relevant text, or for each row of a part. Rows without
     a query or text are left out and counted in a note."""
     query, text, score = columns[QUERY], columns[TEXT], columns.get(SCORE)
-    empty = 0
+    empty = left_out = 0
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         rows: list[Row] = []
         for row, cells in enumerate(batch.to_pylist(), first):
@@ -156,6 +156,7 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
             if not any(queries) or not any(texts):
                 empty += 1
                 continue
+            left_out += texts.count("")
             if kind == LISTS:
                 kept = [pair for pair in zip(texts, scores, strict=True) if pair[0]]
                 kept_scores = [number for _, number in kept]
@@ -170,12 +171,13 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
                     )
                 rows.append((queries[0], texts, scores, part.address(row)))
                 continue
-            negatives = [
-                negative
-                for name in columns.columns.get(NEGATIVES, ())
-                for negative in _texts(part, row, name, cells[name])
-                if negative and negative not in texts
-            ]
+            negatives = []
+            for name in columns.columns.get(NEGATIVES, ()):
+                listed = _texts(part, row, name, cells[name])
+                kept = [negative for negative in listed if negative and negative not in texts]
+                # An empty cell has no negative.
+                left_out += (len(listed) - len(kept)) * (cells[name] != "")
+                negatives += kept
             zeros = [0.0] * len(negatives)
             rows += [
                 (queries[0], [one, *negatives], [1.0, *zeros], part.address(row)) for one in texts
@@ -183,6 +185,11 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
         yield table_of(rows)
     if empty:
         notes.append(f"{empty} rows of {part.path} lack a text and are not used.")
+    if left_out:
+        notes.append(
+            f"{left_out} texts in lists of {part.path} are not used: they are empty or null, or "
+            "negatives that are also relevant."
+        )
 
 
 def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:

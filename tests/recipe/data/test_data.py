@@ -180,7 +180,8 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
     for name in (".hidden", "_SUCCESS", "x.manifest", "README.md", "a.csv.metadata", "a.csv.bak",
                  "a.csv~", "Thumbs.db", "LICENSE", ".gitattributes", "notes.pdf", "manifest", "part.crc",
-                 "requirements.txt"):  # fmt: skip
+                 "requirements.txt", "a.csv.tmp", "a.csv.part", "a.csv.crdownload", "a.csv.old", "a.csv.save",
+                 "~$a.csv", "#a.csv#", "a.csv_manifest"):  # fmt: skip
         (tmp_path / name).write_text("not data")
     (tmp_path / "sample_submission.csv").write_text("id,label\n1,pos\n2,neg\n")
     (tmp_path / "empty.csv").touch()
@@ -189,7 +190,10 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     assert [line for line in splits.notes if "empty.csv is empty" in line]
 
 
-@pytest.mark.parametrize("name", ["a (1).csv", "a - Copy.csv", "a copy 2.csv", "a(2).csv"])
+@pytest.mark.parametrize("name", [
+    *("a (1).csv", "a - Copy.csv", "a copy 2.csv", "a(2).csv", "a_old.csv", "a.csv.1", "a-backup.csv"),
+    *("a.old.csv", "a_copy (2).csv", "a Original.csv", "old_a.csv", "Copy of a.csv"),
+])  # fmt: skip
 def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
     for file in (name, "part (2).csv", "part (3).csv"):
         (tmp_path / file).write_text(delimited(ROWS, ","))

@@ -110,6 +110,8 @@ def test_flat_rows_have_starts_as_a_data_frame_writes_them(tmp_path: Path) -> No
         ({"context": "anana", "answers": {"text": ["ana"], "answer_start": [1]}},
          ["'ana'", "does not begin at 1 and occurs 2 times"]),
         ({"answers": {"text": ["Ada"], "answer_start": []}}, ["1 answers and 0 starts"]),
+        ({"answers": {"text": [None], "answer_start": [0]}}, ["has the answer null, which is not"]),
+        ({"answers": {"text": [["a"]], "answer_start": [0]}}, ['has the answer ["a"], which']),
         ({"question": " "}, ["has no question"]),
         ({"context": ""}, ["has no context"]),
     ],

@@ -151,6 +151,28 @@ def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
     assert len(task.data.evaluation) == 6
 
 
+@pytest.mark.parametrize(
+    ("row", "left_out"),
+    [
+        ({"negatives": ["n", None, ""]}, 2),
+        ({"negatives": ["n", "p"]}, 1),
+        ({"negatives": [None]}, 1),
+        ({"negatives": None}, 0),
+        ({"positive": ["p", None, "other"]}, 1),
+    ],
+)
+def test_texts_of_lists_that_are_not_used_are_counted(
+    tmp_path: Path, row: dict[str, Any], left_out: int
+) -> None:
+    usual = {"query": "q", "positive": ["p"] if "positive" in row else "p"}
+    usual |= {"negatives": ["n"]} if "negatives" in row else {}
+    rows = [{**usual, "query": f"q {n}"} for n in range(20)]
+    channels = {"train": write(tmp_path, [*rows, {**usual, **row}])}
+    notes = SentenceEmbedding(channels, arguments.parse([*TASK])).data.notes
+    lines = [note for note in notes if "in lists of" in note]
+    assert [line.split()[0] for line in lines] == [str(left_out)] * bool(left_out)
+
+
 def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):

@@ -193,6 +193,8 @@ def test_what_is_no_list_of_words_with_tags_is_refused(
     ("row", "words"),
     [
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, ["2 words", "1 tags", "line 3"]),
+        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, ["null in place of word 1", "line 3"]),
+        ({"tokens": [["a"], "b"], "ner_tags": ["O", "O"]}, ['["a"] in place of word 0', "line 3"]),
         ({"text": "a b", "entities": [[0, 1, "X"], [0, 3, "Y"]]}, ["overlap", "'a'", "line 3"]),
         ({"text": "a b", "entities": [[2, 9, "X"]]}, ["2 to 9", "3 characters", "line 3"]),
         ({"text": "a b", "entities": [[2, 2, "X"]]}, ["2 to 2", "line 3"]),
@@ -271,6 +273,24 @@ def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any, letters: str) -> 
             assert [(item.tag, item.start, item.end) for item in read] == entities
         results = [(kind, first, last + 1) for kind, first, last in get_entities(iob2(tags))]
         assert results == entities, tags
+
+
+@pytest.mark.parametrize(
+    ("tags", "counted"),
+    [
+        (["B-X", "I-X", "O", "I-X", "B-Y", "I-X"], "24 of the 48 entities of"),
+        (["I-X", "I-X", "O", "I-X", "B-X"], "24 of the 36 entities of"),
+        (["B-X", "I-X", "O", "B-Y"], ""),
+        (["NN", "IN", "IN", "CD"], ""),
+    ],
+)
+def test_entities_that_begin_with_i_are_counted(
+    tags: list[str], counted: str, tmp_path: Path
+) -> None:
+    words = [f"w{index}" for index in range(len(tags))]
+    loaded = load(write(tmp_path, [{"tokens": words, "ner_tags": tags}] * 12))
+    lines = [note for note in loaded.notes if "begin with I-" in note]
+    assert [line.startswith(counted) for line in lines] == [True] * bool(counted)
 
 
 def test_each_word_is_learned_in_one_window_that_fits(tiny_model: Path) -> None:

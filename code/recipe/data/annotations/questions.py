@@ -152,13 +152,15 @@ def _answers(file: Read, row: int, cells: Mapping[str, Any]) -> tuple[list[Any],
 
 def _position(part: Part, row: int, context: str, text: Any, start: Any) -> int:
     """Return the start of an answer, or the only position of its text in the context."""
-    is_text = isinstance(text, str) and text.strip()
+    if not isinstance(text, str):
+        raise _wrong(part, row, f"has the answer {json.dumps(text)[:60]}, which is not a text")
+    is_text = bool(text.strip())
     if is_text and isinstance(start, int) and start >= 0 and context.startswith(text, start):
         return start
     if is_text and text in context and context.find(text) == context.rfind(text):
         return context.find(text)
-    count = len(re.findall(f"(?={re.escape(str(text))})", context))
-    what = f"has the answer {str(text)[:60]!r}, which does not begin at "
+    count = len(re.findall(f"(?={re.escape(text)})", context))
+    what = f"has the answer {text[:60]!r}, which does not begin at "
     raise _wrong(part, row, f"{what}{start!r} and occurs {count} times in its context")
 
 

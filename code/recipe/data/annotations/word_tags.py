@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,11 +176,11 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                 f"tags: column {column!r} of {part.path} has numbers without names: scored by "
                 "accuracy. Name them in class_names (O,B-PER,I-PER ...) to score entities"
             )
-    in_use, within, empty = set[str](), 0, 0
+    in_use, within, empty, begun_by_i = set[str](), 0, 0, 0
     problems = Problems()
 
     def sentences() -> Iterator[dict[str, Any]]:
-        nonlocal within, empty
+        nonlocal within, empty, begun_by_i
         for start, batch in part.batches(list(dict.fromkeys(columns))):
             cells = (batch[name].to_pylist() for name in columns)
             for row, (text, cell) in enumerate(zip(*cells, strict=True), start):
@@ -192,8 +193,13 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
                         empty += 1
                         continue
                     in_use.update(tag for tag in tags if tag is not None)
+                    if (converted := iob2(tags)) != tags:
+                        begun_by_i += sum(
+                            (old or "").startswith("I-") and old != new
+                            for old, new in zip(tags, converted, strict=True)
+                        )
                     strings = list(map(str, words))
-                    yield {TOKENS: strings, TAGS: iob2(tags), ADDRESS: part.address(row)}
+                    yield {TOKENS: strings, TAGS: converted, ADDRESS: part.address(row)}
 
     table = spooled_rows(_SCHEMA, sentences())
     problems.check()
@@ -219,6 +225,11 @@ def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Senten
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     begun = pc.sum(pc.starts_with(made.words, "B-")).as_py() or 0
     spans.check_edges(part, within, begun, notes)
+    if begun_by_i:
+        notes.append(
+            f"{begun_by_i} of the {begun} entities of {part.path} begin with I-, read as B- (as in "
+            "IOB1)"
+        )
     return made
 
 
@@ -230,6 +241,13 @@ def _tags(
     words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
     if not isinstance(words, list):
         return None, []
+    for index, word in enumerate(words):
+        if not isinstance(word, (str, int, float)) or word != word:  # NaN
+            raise DataError(
+                f"{part.where(row)} has {json.dumps(word)[:60]} in place of word {index} in column "
+                f"{columns[0]!r}.",
+                "Give the word, or remove it with its tag.",
+            )
     if not isinstance(tags, list) or len(tags) != len(words):
         count = len(tags) if isinstance(tags, list) else "no"
         raise DataError(

@@ -16,7 +16,7 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text
-from recipe.errors import DataError
+from recipe.errors import DataError, listed
 from recipe.spec import MESSAGES_NAMES
 
 _METADATA = "-metadata"
@@ -83,7 +83,7 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         lists or all(isinstance(value, (list, dict)) for value in document.values())
     ):
         raise DataError(
-            f"{path} is one object with the keys {', '.join(document)[:60]}, not a list of rows.",
+            f"{path} is one object, not a list of rows. Its keys: {listed(document) or 'none'}.",
             'Write a list of rows, [{"text": "...", "label": "..."}, ...], for each split into a '
             "file of its own; pandas does by to_json(path, orient='records').",
         )

@@ -16,7 +16,9 @@ _SIDE_SUFFIXES = (
     *(".crc", ".md5", ".sha256", ".sha1", ".lock", ".log", ".png", ".jpg", ".jpeg", ".svg", ".gif"),
     *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".pkl", ".vocab", ".feat", ".er"),
     # Athena's descriptions of results, backups of editors, folders of Windows.
-    *(".metadata", ".bak", ".orig", "~", ".swp", ".dvc", "thumbs.db", "desktop.ini"),
+    *(".metadata", ".bak", ".orig", "~", ".swp", ".dvc", "thumbs.db", "desktop.ini", "_manifest"),
+    # Downloads that have not ended, and what programs leave beside a file that they write.
+    *(".tmp", ".temp", ".part", ".partial", ".crdownload", ".download", ".old", ".save", ".backup"),
 )
 _SIDE_NAMES = re.compile(
     r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
@@ -30,8 +32,12 @@ _CLASSES = re.compile(
 )
 _TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
-_COPY = re.compile(r"(.+?)(?: ?\(\d+\)| - Copy(?: \(\d+\))?| copy(?: \d+)?)((?:\.\w+)*)")
-"""The names that browsers, Windows and macOS give to copies."""
+_COPY = re.compile(
+    r"(.+?)(?: ?\(\d+\)|[ _.-]+(?:copy|old|backup|bak|orig|original)(?: ?\(?\d+\)?)?)((?:\.\w+)*)"
+    r"|(.+\.\w+)\.\d+|(?:old|backup|copy(?: of)?)[ _.-]+(.+)",
+    re.IGNORECASE,
+)
+"""The names that browsers, Windows, macOS, log rotation and people give to copies."""
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
@@ -75,7 +81,10 @@ def scan(path: Path, images: bool = False) -> Sources:
     _scan(path, sources, (), images)
     for file in sources.data:
         copied = _COPY.fullmatch(file.name)
-        if copied and (original := file.with_name(copied[1] + copied[2])) in sources.data:
+        original = (
+            file.with_name(copied[3] or copied[4] or copied[1] + copied[2]) if copied else file
+        )
+        if copied and original in sources.data:
             raise DataError(
                 (
                     f"{file} seems to be a copy of {original.name}, so that its rows would be read "
@@ -113,7 +122,7 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...], images: bool) -
             sources.cards.append(card)
         for child in sorted(path.iterdir()):
             is_image = images and child.suffix.lower() in image_files.SUFFIXES
-            if child.name.startswith("." if is_image else (".", "_")):
+            if child.name.startswith("." if is_image else (".", "_", "~$", "#")):
                 sources.passed_over.append(child)
             else:
                 _scan(child, sources, (*above, path.resolve()), images)
