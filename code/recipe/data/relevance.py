@@ -171,13 +171,13 @@ def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Ite
                     )
                 rows.append((queries[0], texts, scores, part.address(row)))
                 continue
-            negatives = []
+            negatives: list[str] = []
             for name in columns.columns.get(NEGATIVES, ()):
                 listed = _texts(part, row, name, cells[name])
-                kept = [negative for negative in listed if negative and negative not in texts]
+                used = [negative for negative in listed if negative and negative not in texts]
                 # An empty cell has no negative.
-                left_out += (len(listed) - len(kept)) * (cells[name] != "")
-                negatives += kept
+                left_out += (len(listed) - len(used)) * (cells[name] != "")
+                negatives += used
             zeros = [0.0] * len(negatives)
             rows += [
                 (queries[0], [one, *negatives], [1.0, *zeros], part.address(row)) for one in texts

@@ -17,7 +17,7 @@ _SIDE_SUFFIXES = (
     *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".pkl", ".vocab", ".feat", ".er"),
     # Athena's descriptions of results, backups of editors, folders of Windows.
     *(".metadata", ".bak", ".orig", "~", ".swp", ".dvc", "thumbs.db", "desktop.ini", "_manifest"),
-    # Downloads that have not ended, and what programs leave beside a file that they write.
+    # Downloads that have not ended, and what programs leave next to a file that they write.
     *(".tmp", ".temp", ".part", ".partial", ".crdownload", ".download", ".old", ".save", ".backup"),
 )
 _SIDE_NAMES = re.compile(
