@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
+from types import TracebackType
 
 
 def is_first_process() -> bool:
@@ -18,6 +21,44 @@ def log(line: str) -> None:
         logger.info("%s", line)
     else:
         print(line, flush=True)
+
+
+class Progress:
+    """Logs how far a long phase is, from the first process: a line after each ten seconds, or on a
+    terminal often enough for the bar that `amphora train` draws of these lines.
+
+    As a context it begins and ends with the phase. Setting `done` is cheap.
+    """
+
+    def __init__(self, what: str, total: int = 0, unit: str = "rows") -> None:
+        self.done, self._what, self._total, self._unit = 0, what, total, unit
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._log, daemon=True)
+
+    def __enter__(self) -> Progress:
+        if is_first_process():
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _log(self) -> None:
+        seconds = 0.5 if os.environ.get("AMPHORA_TERMINAL") else 10.0
+        started = time.monotonic()
+        while not self._ended.wait(seconds):
+            if self._total:
+                share = f"{self._unit} ({100 * self.done / self._total:.0f} %)"
+                say(f"{self._what}: {self.done} of {self._total} {share}")
+            else:
+                say(f"{self._what}: {time.monotonic() - started:.0f} s so far")
 
 
 def say_row(what: str, detail: object) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
+from recipe.console import Progress
 from recipe.data import values
 from recipe.data.files.spool import room
 from recipe.storage import number_files
@@ -53,12 +54,12 @@ def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column
         OutputError: The disk has no room for the tokens.
     """
 
-    def parts() -> Iterator[dict[str, Column]]:
+    def parts(progress: Progress) -> Iterator[dict[str, Column]]:
         row = end = 0
         yield {STARTS: np.zeros(1, np.int64)}
         for table in tables(split):
             columns = dict(make(table.to_pydict(), range(row, row + table.num_rows)))
-            row += table.num_rows
+            progress.done = row = row + table.num_rows
             ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
             yield {**columns, STARTS: ends}
             end = int(ends[-1]) if len(ends) else end
@@ -66,8 +67,9 @@ def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens" / key
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
-        with room(f"The tokens of {len(split)} rows"):
-            number_files.write(folder, parts())
+        what = f"The tokens of {len(split)} rows"
+        with room(what), Progress("tokenizing", len(split)) as progress:
+            number_files.write(folder, parts(progress))
     return number_files.read(folder)
 
 

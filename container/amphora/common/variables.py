@@ -46,7 +46,9 @@ SETTINGS: Mapping[str, str] = {
     )
 }
 """What users set, each with its meaning and default, for docs/REFERENCE.md."""
-_INTERNAL = {PREFIX + name for name in ("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR")}
+_INTERNAL = {
+    PREFIX + name for name in ("ERROR_DIR", "LAUNCHER", "NEURON_STACK", "SCRIPT_DIR", "TERMINAL")
+}
 """Variables that an image or another process sets."""
 
 

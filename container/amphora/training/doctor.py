@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
@@ -21,11 +22,13 @@ from pathlib import Path
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.contract.job import Job, read_job
-from amphora.training import entry_point, launch
+from amphora.training import entry_point, launch, terminal
 from amphora.training.job_runner import read_limits
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
+_WIDTH = 18
+"""Of the column of subjects: findings are printed as they arrive."""
 LEAST_FREE_BYTES = 2 * 1024**3
 _RECIPE_SECONDS = 300
 _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
@@ -50,21 +53,22 @@ class Finding:
 def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
     """Check the job under SAGEMAKER_BASE_DIR, train a number of steps (0: none) that leave nothing
     behind, and print the findings. Returns 1 if there is an error, else 0."""
+    findings = []
+    below = "\n" + " " * (_WIDTH + 9)
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
-        findings = list(examine(environ, Path(scratch), steps))
+        for finding in examine(environ, Path(scratch), steps):
+            findings.append(finding)
+            if not as_json:
+                lines = below.join(str(finding).splitlines())
+                text = logs.mask(f"{_MARKS[finding.level]:5}  {finding.what:{_WIDTH}}  {lines}")
+                print(terminal.colored(text) if sys.stdout.isatty() else text, flush=True)
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     if as_json:
         summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
         text = json.dumps({**summary, "findings": list(map(asdict, findings))}, indent=1)
+        print(logs.mask(text))
     else:
-        width = max(len(finding.what) for finding in findings)
-        below = "\n" + " " * (width + 9)
-        text = ""
-        for finding in findings:
-            lines = below.join(str(finding).splitlines())
-            text += f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {lines}\n"
-        text += f"\n{counts[ERROR]} errors, {counts[WARNING]} warnings"
-    print(logs.mask(text))
+        print(f"\n{counts[ERROR]} errors, {counts[WARNING]} warnings")
     return int(counts[ERROR] > 0)
 
 
@@ -128,23 +132,31 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
         yield from _script(code, plan)
         return
     argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
-    try:
-        result = subprocess.run(
-            [*argv, *launch.arguments(job)], cwd=plan.cwd, capture_output=True, text=True,
-            env={**plan.environ, "AMPHORA_LAUNCHER": ""}, check=False,
-            timeout=None if steps else _RECIPE_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [*argv, *launch.arguments(job)], cwd=plan.cwd, stdout=subprocess.PIPE, stderr=errors,
+            env={**plan.environ, "AMPHORA_LAUNCHER": ""}, text=True,
+        ) as recipe,
+    ):  # fmt: skip
+        timer = threading.Timer(_RECIPE_SECONDS, recipe.kill)
+        timer.daemon = True
+        if not steps:
+            timer.start()
+        assert recipe.stdout is not None
+        for line in recipe.stdout:
+            if line.startswith(_REPORT_PREFIX):
+                yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
+            elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
+                yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX).rstrip())
+        exit_code, has_ended = recipe.wait(), timer.is_alive() or bool(steps)
+        timer.cancel()
+        errors.seek(0)
+        lines = [line for line in errors.read().splitlines() if line.strip()] or ["no output"]
+    if not has_ended:
         detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
         yield Finding(WARNING, "recipe", detail)
-        return
-    for line in result.stdout.splitlines():
-        if line.startswith(_REPORT_PREFIX):
-            yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
-        elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
-            yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX))
-    if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
+    elif exit_code != 0:
         yield Finding(ERROR, "recipe", lines[-1])
 
 

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
+from amphora.training import terminal
 from amphora.training.cluster import Link
 from amphora.training.failure import DEATH, Ended
 
@@ -88,7 +89,7 @@ class _Relay:
     """Relays one pipe of the child line by line, with secrets masked."""
 
     source: BinaryIO
-    sink: BinaryIO
+    sink: BinaryIO | terminal.Screen
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     pending: bytes = b""
     fed: float = 0.0
@@ -148,10 +149,14 @@ def run(
     # Orphans of the script become children of this process, as of PID 1.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     oom_before = _oom_kills()
+    sinks: list[BinaryIO] | list[terminal.Screen] = [sys.stdout.buffer, sys.stderr.buffer]
+    watched = {}
+    if terminal.is_watched():
+        sinks, watched = [terminal.Screen(sys.stderr.buffer)] * 2, {terminal.VARIABLE: "1"}
     try:
         child = subprocess.Popen(
-            argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
+            argv, env={**environ, **watched}, cwd=cwd, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         remedy = "Check the script's first line (#!) and that the program is in this image."
@@ -161,7 +166,8 @@ def run(
             remedy = f"Put large values into a file of a channel: {size}."
         raise CodeError(f"{argv[0]} cannot be started: {error}.", remedy) from error
     assert child.stdout is not None and child.stderr is not None
-    relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
+    pipes = (child.stdout, child.stderr)
+    relays = [_Relay(pipe, sink) for pipe, sink in zip(pipes, sinks, strict=True)]  # type: ignore[arg-type]
     tree = _Tree(child.pid)
     try:
         out_of_budget = _watch(tree, relays, signals, link)
