@@ -152,6 +152,8 @@ class TaskSpec:
         return tuple(dict.fromkeys(name for name in names if name not in ("", "text_column")))
 
 
+TRAINED_TASK = "trained_task"
+"""The field of a saved config.json that names the task of the job, and the class of the model."""
 INT8_OPTIONS = ("quantize", "max_score_loss", "max_flips")
 """Hyperparameters of the tasks whose encoders can be quantized."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})

@@ -102,7 +102,6 @@ def test_a_task_is_detected_trained_and_served(
     assert float(re.findall(r"'eval_accuracy': ([^,}]+)", output)[-1]) > 0.95, output
     assert "--neighbours  (default 1)" in copy.run("code/train.py", "--help")
     environ = {"AMPHORA_CODE_DIR": str(tmp_path / "code"), "PYTHONPATH": copy.path}
-    environ["HF_TASK"] = "extractive-summarization"
     with Running(tmp_path / "ml", RECIPE | environ) as server:
         server.ready()
         body = {"inputs": {"sentences": [*others, film]}, "parameters": {"top_k": 1}}

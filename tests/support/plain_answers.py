@@ -143,14 +143,16 @@ def _generate(folder: Path, kind: str, texts: Sequence[str], **options: Any) -> 
     return generated
 
 
-def written(source: Callable[[Row], str]) -> Callable[[Path, Sequence[Row]], tuple[Any, Any]]:
-    """Return what makes a request for generated texts, and these by `generate`."""
+def written(
+    source: Callable[[Row], str], key: str = "generated_text"
+) -> Callable[[Path, Sequence[Row]], tuple[Any, Any]]:
+    """Return what makes a request for generated texts, and these by `generate`, under `key`."""
 
     def answer(folder: Path, rows: Sequence[Row]) -> tuple[Any, Any]:
         texts = [source(row) for row in rows]
         answers = _generate(folder, "AutoModelForSeq2SeqLM", texts, **WRITTEN)
         body = {"inputs": texts, "parameters": WRITTEN}
-        return body, [{"generated_text": text} for text in answers]
+        return body, [{key: text} for text in answers]
 
     return answer
 

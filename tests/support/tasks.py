@@ -240,14 +240,14 @@ JOBS = {
     "summarization": SmallJob(
         task="summarization",
         scores=plain_scores.written(lambda row: row["summary"]),
-        answer=plain_answers.written(lambda row: row["document"]),
+        answer=plain_answers.written(lambda row: row["document"], "summary_text"),
         packs=False, model=_encoder_decoder, row=_summarized, bad={"document": ["a"]},
         hyperparameters={**_LEARNS, "source_prefix": "who ", "max_target_length": "6"},
     ),
     "translation": SmallJob(
         task="translation",
         scores=plain_scores.written(lambda row: row["translation"]["de"]),
-        answer=plain_answers.written(lambda row: row["translation"]["en"]),
+        answer=plain_answers.written(lambda row: row["translation"]["en"], "translation_text"),
         packs=False, model=_encoder_decoder, row=_translated,
         hyperparameters={
             **_LEARNS, "source_lang": "en", "target_lang": "de", "max_target_length": "20",

@@ -14,8 +14,9 @@ from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
 from recipe.console import log
 from recipe.errors import ModelError, did_you_mean
+from recipe.spec import TRAINED_TASK
 from recipe.storage import checksums
-from recipe.task_table import SERVED, resolve
+from recipe.task_table import SERVED, TASKS, resolve
 
 FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
 _SYNONYMS = {
@@ -102,8 +103,11 @@ def check_head(origin: Origin, name: str) -> None:
 
 
 def task_of(origin: Origin) -> str:
-    """Return the task of a model's class. Raise ModelError if no task uses it: without its head,
-    the model's answers would not be what it was trained for."""
+    """Return the task that the recipe trained a model for, else that of its class. Raise ModelError
+    if no task uses it: without its head, the model's answers would not be what it was trained
+    for."""
+    if (trained := trained_task(origin)) is not None:
+        return trained
     modules = [] if origin.adapter else origin.sentence_modules
     kind = origin.sentence_settings.get("model_type")
     if modules and (kind, len(modules)) != ("CrossEncoder", 1):
@@ -127,6 +131,19 @@ def task_of(origin: Origin) -> str:
             f"Set HF_TASK to one of {', '.join(SERVED)}, or add an inference.py.",
         )
     return claiming[0]
+
+
+def trained_task(origin: Origin) -> str | None:
+    """Return the task that answers with a model of the recipe, if its config.json names one. What
+    other tools have trained since has the field, too, but often another class."""
+    config = origin.config()
+    named = getattr(config, TRAINED_TASK, None)
+    if not isinstance(named, dict) or [named.get("class")] != getattr(
+        config, "architectures", None
+    ):
+        return None
+    spec = TASKS.get(named.get("task", ""))
+    return None if spec is None else next(iter(spec.served), None)
 
 
 def task_of_class(name: str) -> str | None:

@@ -29,6 +29,7 @@ from recipe.plan.table import Table
 from recipe.runtime import device, distribution
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
+from recipe.spec import TRAINED_TASK
 from recipe.tasks.base import Task
 
 
@@ -190,6 +191,9 @@ def load(plan: Plan, table: Table) -> Loaded:
     model, tokenizer = task.load(plan.source)
     pretrained.check_vocabulary(plan.source, model, tokenizer)
     pretrained.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
+    bare: Any = lora.bare(model)
+    trained_task = {"task": given.task, "class": type(bare).__name__}
+    setattr(bare.config, TRAINED_TASK, trained_task)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"

@@ -341,6 +341,28 @@ def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"task": "translation", "class": "T5ForConditionalGeneration"}, "translation"),
+        ({"task": "translation", "class": "BartForConditionalGeneration"}, "text2text-generation"),
+        ({"task": "reranking", "class": "T5ForConditionalGeneration"}, "text2text-generation"),
+        (
+            {"task": "of another image", "class": "T5ForConditionalGeneration"},
+            "text2text-generation",
+        ),
+        ("translation", "text2text-generation"),
+    ],
+)
+def test_a_model_is_served_for_the_task_of_its_job_unless_another_class_was_trained_since(
+    named: Any, expected: str, tmp_path: Path
+) -> None:
+    folder = save("T5ForConditionalGeneration", tmp_path / "m", trained_task=named)
+    assert registry.chosen(Origin.find(str(folder), {}), {}) == expected
+    environ = {"HF_TASK": "summarization"}
+    assert registry.chosen(Origin.find(str(folder), environ), environ) == environ["HF_TASK"]
+
+
+@pytest.mark.parametrize(
     ("kind", "task", "head"),
     [
         (CLASSIFIER, "token-classification", "text-classification"),

@@ -100,12 +100,14 @@ class Embedder(ServedTask):
             vectors = torch.stack(list(rows))  # [texts, width]
             if self.normalizes and "normalize" not in parameters:
                 vectors = _normalized(vectors)
-            dimensions, most = parameters.get("truncate_dim"), vectors.shape[1]
-            if dimensions is not None and dimensions > most:
-                reason = f"The request asks for {dimensions} dimensions, but the model's vectors have {most}."
+            width, most = parameters.get("truncate_dim"), vectors.shape[1]
+            if width is not None and width > most:
+                reason = (
+                    f"The request asks for {width} dimensions, but the model's vectors have {most}."
+                )
                 answers.append(BadRequest(reason, "dimensions"))
                 continue
-            vectors = vectors[:, : dimensions or self.shortened]
+            vectors = vectors[:, : width or self.shortened]
             if parameters.get("normalize"):
                 vectors = _normalized(vectors)
             if isinstance(prepared.inputs, Ranking):
