@@ -27,6 +27,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
+from recipe.console import Progress
 from recipe.errors import DistributedError, DivergedError, HyperparameterError, listed
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, Loaded
@@ -294,18 +295,22 @@ class Engine(Resumable):
         model = prepared if self.args.torch_compile else bare
         results = all_gather.SampleOutputs(len(samples))
         pending: deque[Callable[[], list[Tensor]]] = deque()
-        for batch in batches.evaluation_batches(samples, layout, size, self._training.world):
-            inputs = self._prepare_inputs(batch)
-            with self.compute_loss_context_manager():
-                outputs, losses, _ = self._losses(model, inputs)
-            outcome = [batch["rows"], outputs.logits.float(), losses]
-            self.control = self.callback_handler.on_prediction_step(
-                self.args, self.state, self.control
-            )
-            # All logits could fill a device. It computes a batch while the last one is copied.
-            pending.append(transfers.start_copy(outcome))
-            if len(pending) > 1:
-                results.add(*pending.popleft()())
+        world = self._training.world
+        # The part of the first process.
+        with Progress("evaluation", -(-len(samples) // world.processes)) as progress:
+            for batch in batches.evaluation_batches(samples, layout, size, world):
+                inputs = self._prepare_inputs(batch)
+                with self.compute_loss_context_manager():
+                    outputs, losses, _ = self._losses(model, inputs)
+                outcome = [batch["rows"], outputs.logits.float(), losses]
+                self.control = self.callback_handler.on_prediction_step(
+                    self.args, self.state, self.control
+                )
+                # All logits could fill a device. It computes a batch while the last is copied.
+                pending.append(transfers.start_copy(outcome))
+                if len(pending) > 1:
+                    results.add(*pending.popleft()())
+                progress.done += int((batch["rows"] >= 0).sum())
         for finish_copy in pending:
             results.add(*finish_copy())
         return results.gather()
