@@ -30,6 +30,7 @@ with (
     from recipe.backend import bounds, turns
     from recipe.backend.requests import answers, payloads
     from recipe.backend.requests.payloads import Prepared, Request, UnknownModel
+    from recipe.backend.requests.probes import TEXTS
     from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
@@ -50,12 +51,10 @@ def model_fn(model_dir: str) -> ServedTask:
 
 
 def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
-    """Answer two requests, so that a model that cannot answer fails at start."""
-    for length in (1, 16):
-        request = model.example("A sentence to warm up with. " * length)
-        if request is None:
-            log("warm-up: skipped, since this task has no example request")
-            break
+    """Answer a request, so that a model that cannot answer fails at start."""
+    if (request := model.example(TEXTS[0])) is None:
+        log("warm-up: skipped, since this task has no example request")
+    else:
         answers.write_answer(predict_fn(Call(request), model), payloads.JSON)
     if model.loaded_model is not None:
         model.loaded_model.release_replaced()

@@ -235,14 +235,16 @@ class LoadedModel:
 
     def probes(self) -> list[TokenRow]:
         """Return a short text and a longer one, to compare answers with."""
-        return [self._probe(text, self.max_length) for text in ("a b c", "d " * 12)]
+        return [self.probe(text) for text in ("a b c", "d " * 12)]
 
     def longest(self) -> TokenRow:
         """Return a text of the longest length, but of at most 4,096 tokens."""
         limit = min(self.max_length, 4096)
-        return self._probe("d e f " * limit, limit)
+        return self.probe("d e f " * limit, limit)
 
-    def _probe(self, text: str, limit: int) -> TokenRow:
+    def probe(self, text: str, limit: int | None = None) -> TokenRow:
+        """Return the tokens of a text, or of a question with the text as its context."""
+        limit = limit or self.max_length
         if self.answers_questions:
             (ids,), _ = encode_pairs(self.tokenizer, ["a"], [text], limit)
         else:

@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +27,15 @@ from transformers import (
 
 from recipe.backend import precision, programs
 from recipe.backend.engines.ctranslate import CALL_TOKENS, Forward
-from recipe.backend.engines.int8 import Artefact, Compute, Trial, weights_of, why_unavailable
+from recipe.backend.engines.int8 import Artefact, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, EQUAL, PADDED, PaddedRows
 from recipe.backend.programs import DEVICES, Buckets, Programs
-from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, are_close, tolerance_of
+from recipe.backend.proofs import int8_trial
+from recipe.backend.proofs import reference as references
+from recipe.backend.proofs.reference import Reference
+from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, tolerance_of
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin
 from recipe.compat import positions_of
@@ -95,15 +98,20 @@ def load(
         typed=has_types and types_alone(tokenizer),
         answers_questions=architecture is AutoModelForQuestionAnswering,
     )
+    proof = references.find(origin, environ)
+
+    def read_exactly() -> LoadedModel:
+        exact = weights.read(origin, architecture, torch.float32).eval().to(loaded.model.device)
+        return replace(loaded, model=exact).alone()
+
     if architecture in _WRITERS:
-        if kind == "cpu":
-            _use_onednn_layout(model, environ, functools.partial(_generation_scores, loaded))
+        _choose_weights(loaded, Reference.from_proof(proof, None), origin, environ, read_exactly)
     else:
         if kind not in DEVICES:
-            if reading is Reading.MEAN:
-                reading = Reading.TOKENS  # the caller computes their means
-            loaded, name = precision.settled(loaded, origin, architecture, name, environ, reading)
-        loaded = laid_out(loaded, origin, kind, architecture, reading, environ)
+            # The caller computes means of tokens.
+            states = Reading.TOKENS if reading is Reading.MEAN else reading
+            loaded, name = precision.settled(loaded, origin, architecture, name, environ, states)
+        loaded = laid_out(loaded, origin, kind, architecture, reading, environ, read_exactly)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     log(f"model: {type(loaded.model).__name__} on {kind} in {name} ({versions})")
     return loaded
@@ -132,20 +140,36 @@ def laid_out(
     architecture: Any,
     reading: OutputKind,
     environ: Mapping[str, str],
+    read_exactly: Callable[[], LoadedModel] | None = None,
 ) -> LoadedModel:
     """Return an encoder in the layout that this host computes fastest: programs of fixed shapes,
-    its int8, packed or padded rows.
+    its int8, packed or padded rows, whose answers to the probes are those of its proof, or without
+    one of each text alone.
 
-    `loaded` has its final precision, and is on the CPU if the device `kind` needs fixed shapes.
-    Raise ModelError if the device cannot compute it, or the files of its int8 are damaged, and
-    ValueError if AMPHORA_PACKING or AMPHORA_BUCKETS is invalid.
+    Args:
+        loaded: In its final precision, and on the CPU if the device `kind` needs fixed shapes.
+        read_exactly: Loads the model in float32, each text alone, to say where a difference is.
+
+    Raises:
+        ModelError: The device cannot compute it, no layout gives the answers of the proof, or the
+            files of its int8 are damaged.
+        ValueError: AMPHORA_PACKING, AMPHORA_PROOF or AMPHORA_BUCKETS is invalid.
     """
+    if _needs_types(loaded, reading):
+        loaded = replace(loaded, typed=True)
+    if precision.is_reference():
+        return loaded.alone()
+    reference = Reference.from_proof(references.find(origin, environ), reading)
     if kind in DEVICES:
-        return _compile_programs(loaded, kind, reading, environ)
-    loaded = _choose_merging(loaded, reading)
-    if loaded.padded.merging != PADDED:
-        return loaded
-    float_layout = functools.partial(_float_layout, loaded, architecture, reading, environ)
+        compiled = _compile_programs(loaded, kind, reading, environ)
+        if reference is not None and (why_not := reference.try_layout(compiled)):
+            raise references.refused(origin, reference, compiled, why_not, read_exactly)
+        return compiled
+    if reference is None:
+        reference = Reference.from_texts_alone(loaded, reading)
+    float_layout = functools.partial(
+        _float_layout, loaded, architecture, reference, origin, environ, read_exactly
+    )
     artefact = Artefact.find(origin.location)
     if artefact is None:
         return float_layout()
@@ -156,23 +180,18 @@ def laid_out(
         why_not = f"AMPHORA_DTYPE is {name}"
     elif not why_not and weights_of(artefact.folder.parent) != artefact.proof.weights:
         why_not = "it was made of other weights or settings; `amphora quantize` makes it again"
-    trial = Trial(why_not, {})
+    trial = Trial(why_not)
     if not why_not:
         forward = Forward(artefact.folder, artefact.proof.outputs, dtype=loaded.model.dtype)
         tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
         quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
 
-        def prepare() -> tuple[Compute, Compute]:
-            exact = float_layout()
-            return (
-                lambda rows: exact.forward(rows, reading),
-                lambda rows: quick.forward(rows, reading),
-            )
-
         try:
-            trial = artefact.try_out(forward, loaded.model, prepare)
+            trial = int8_trial.try_out(
+                artefact, forward, reference, lambda: (float_layout(), quick)
+            )
         except ModelError as error:
-            trial = Trial(error.message, {})
+            trial = Trial(error.message)
         if not trial.why_not:
             log(f"engine: CTranslate2 {importlib.metadata.version('ctranslate2')} in int8: {trial}")
             return replace(quick, engine=forward, trial=trial)
@@ -182,88 +201,91 @@ def laid_out(
 
 
 def _float_layout(
-    loaded: LoadedModel, architecture: Any, reading: OutputKind, environ: Mapping[str, str]
-) -> LoadedModel:
-    """Return the model with packed texts and with weights in the layout of the CPU's kernels, if
-    its answers stay the same. Otherwise log the reason."""
-    model, alone = loaded.model, loaded.alone()
-    name, inputs = architecture.__name__, loaded.padded.inputs
-    packed = PackedRows.from_model(model, name, inputs, environ)
-    if packed is None:
-        return loaded
-    first, second = loaded.probes()
-    rows = [second, first, first, TokenRow(second.ids[:-1]), second]
-    usual = model.config._attn_implementation
-    expected = alone.forward(rows, reading)
-    tolerance = tolerance_of(expected, model.dtype, exact=1e-4)
-    try:
-        flat_attention.use(model)
-        # Rows alone are computed by the attention of packed ones, too.
-        is_same = all(
-            are_close(replace(alone, layout=layout).forward(rows, reading), expected, tolerance)
-            for layout in (packed, None)
-        )
-        why_not = "" if is_same else "its answers would differ"
-    except Exception as error:
-        why_not = f"{type(error).__name__}: {str(error)[:200]}"
-    if why_not:
-        log(f"batches: texts are padded: {why_not}")
-        model.set_attn_implementation(usual)
-        return loaded
-    # Not for models of unknown families, which may use the weights of a layer elsewhere.
-    _use_onednn_layout(model, environ, lambda: alone.forward([first, second], reading))
-    return replace(loaded, layout=packed)
-
-
-def _choose_merging(loaded: LoadedModel, reading: OutputKind) -> LoadedModel:
-    """Return the model with the widest merging that gives the answers of each row alone.
-
-    The other texts of a call would change the answers of models that ignore the attention mask
-    (FNet), or find the end of a text by its padding but have no padding token (GPT-2 with a head).
-    """
-    first, second = loaded.probes()
-    alone = loaded.alone()
-    expected = alone.forward([first, second], reading)
-    tolerance = tolerance_of(expected, loaded.model.dtype)
-    typed = loaded.typed
-    if TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names:
-        # Most models assume types of 0 if there are none, but some compute something else.
-        (with_types,) = alone.forward([_typed(first)], reading)
-        typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
-    for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
-        merged = replace(loaded, padded=replace(loaded.padded, merging=merging))
-        try:
-            answers = merged.forward(rows, reading)
-        except (RuntimeError, ValueError, IndexError):
-            continue
-        allowed = expected if merging == PADDED else [expected[0], expected[0]]
-        if are_close(answers, allowed, tolerance):
-            break
-    else:
-        merging, merged = ALONE, alone
-    if merging != PADDED:
-        name = type(loaded.model).__name__
-        log(f"batches: padding changes the answers of {name}: {merging}")
-    return replace(merged, typed=typed)
-
-
-def _use_onednn_layout(
-    model: PreTrainedModel,
+    loaded: LoadedModel,
+    architecture: Any,
+    reference: Reference,
+    origin: Origin,
     environ: Mapping[str, str],
-    answers: Callable[[], Sequence[torch.Tensor]],
-) -> None:
-    """Convert the weights of a model's linear layers to the layout of the CPU's kernels, if it has
-    such kernels and the model's answers to a few texts stay the same. Otherwise log the reason.
-    Raise ValueError if AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
+    read_exactly: Callable[[], LoadedModel] | None,
+) -> LoadedModel:
+    """Return the model in the first of its layouts that gives the answers of the reference. Log why
+    the others do not, and raise ModelError if none does."""
+    why_not = "it has no layout"
+    for name, candidate in _layouts(loaded, architecture, environ):
+        if not (why_not := reference.try_layout(candidate)):
+            return candidate
+        log(f"batches: not {name}, since {why_not}")
+    raise references.refused(origin, reference, loaded, why_not, read_exactly)
+
+
+def _layouts(
+    loaded: LoadedModel, architecture: Any, environ: Mapping[str, str]
+) -> Iterator[tuple[str, LoadedModel]]:
+    """Yield the layouts of an encoder with their names, the fastest first: packed texts with
+    weights in the layout of the CPU's kernels, and padded texts in wide and narrow calls. The one
+    before is undone.
+
+    Other texts of a call change the answers of models that ignore the attention mask (FNet), or
+    find the end of a text by its padding but have no padding token (GPT-2 with a head).
     """
-    if blocked_weights.why_not(model, model.dtype, environ) is not None:
+    model = loaded.model
+    packed = PackedRows.from_model(model, architecture.__name__, loaded.padded.inputs, environ)
+    if packed is not None:
+        usual = model.config._attn_implementation
+        flat_attention.use(model)
+        # Not for models of unknown families, which may use the weights of a layer elsewhere.
+        if blocked_weights.why_not(model, model.dtype, environ) is None:
+            undo = blocked_weights.reorder(model)
+            yield "packed texts with oneDNN's weights", replace(loaded, layout=packed)
+            undo()
+        yield "packed texts", replace(loaded, layout=packed)
+        model.set_attn_implementation(usual)
+    for merging in (PADDED, EQUAL, ALONE):
+        padded = replace(loaded.padded, merging=merging)
+        yield f"calls of {merging}", replace(loaded, padded=padded)
+
+
+def _needs_types(loaded: LoadedModel, reading: OutputKind) -> bool:
+    """Return whether types of 0 change a model's answers. Most models assume types of 0 if there
+    are none, but some compute something else."""
+    if loaded.typed:
+        return True
+    if not (TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names):
+        return False
+    alone, row = loaded.alone(), loaded.probes()[0]
+    (expected,) = alone.forward([row], reading)
+    (typed,) = alone.forward([_typed(row)], reading)
+    tolerance = tolerance_of([expected], loaded.model.dtype)
+    return float((typed - expected).abs().max()) > tolerance
+
+
+def _choose_weights(
+    loaded: LoadedModel,
+    reference: Reference | None,
+    origin: Origin,
+    environ: Mapping[str, str],
+    read_exactly: Callable[[], LoadedModel],
+) -> None:
+    """Convert the weights of the linear layers of a model that generates text to the layout of the
+    CPU's kernels, if it has such kernels and the log-probabilities of probes stay the same. Raise
+    ModelError if those of its proof are others in both layouts, and ValueError if
+    AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1."""
+    if precision.is_reference():
         return
-
-    def are_same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-        return are_close(one, other, tolerance_of(other, model.dtype))
-
-    if fault := blocked_weights.use(model, answers, are_same):
-        log(f"weights: in PyTorch's layout: {fault}")
+    model, is_proved = loaded.model, reference is not None
+    if blocked_weights.why_not(model, model.dtype, environ) is None:
+        try:
+            reference = reference or Reference.from_texts_alone(loaded, None)
+        except Exception as error:
+            log(f"weights: in PyTorch's layout: {type(error).__name__}: {str(error)[:200]}")
+            return
+        undo = blocked_weights.reorder(model)
+        if not (why_not := reference.try_layout(loaded)):
+            return
+        undo()
+        log(f"weights: in PyTorch's layout: {why_not}")
+    if reference is not None and is_proved and (why_not := reference.try_layout(loaded)):
+        raise references.refused(origin, reference, loaded, why_not, read_exactly)
 
 
 def _compile_programs(
@@ -272,9 +294,10 @@ def _compile_programs(
     """Move a model to a device that compiles a program for each shape, and compile all of them.
     Raise ModelError if its answers differ from the CPU's, and ValueError if AMPHORA_BUCKETS is
     invalid."""
-    merged = _choose_merging(loaded, Reading.TOKENS if reading is Reading.MEAN else reading)
-    if merged.padded.merging != PADDED:
-        raise programs.refused(kind, f"padding changes its answers ({merged.padded.merging})")
+    states = Reading.TOKENS if reading is Reading.MEAN else reading
+    padded = Reference.from_texts_alone(loaded, states)
+    if why_not := padded.try_layout(loaded):
+        raise programs.refused(kind, f"padding changes its answers: {why_not}")
     alone = loaded.alone()
     has_types = TYPE_IDS in loaded.padded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names
     buckets = Buckets.read(environ, loaded.max_length)
@@ -300,28 +323,7 @@ def _compile_programs(
         probes[length] = list(zip(rows, answers, strict=True))
     programs.move(loaded.model, kind, reading)
     layout.compile(probes, loaded.model.dtype)
-    return replace(merged, layout=layout)
-
-
-@torch.inference_mode()
-def _generation_scores(loaded: LoadedModel) -> list[torch.Tensor]:
-    """Compute the scores of a decoder for a prompt and for a token after it."""
-    model: Any = loaded.model
-    ids = torch.tensor([loaded.probes()[1].ids], device=model.device)
-    read: dict[str, Any] = {"input_ids": ids}
-    more: dict[str, Any] = {"input_ids": ids[:, :1]}
-    if model.config.is_encoder_decoder:
-        read["decoder_input_ids"] = ids
-        more = {"decoder_input_ids": ids[:, :1]}
-    first = model(**read, use_cache=True)
-    if (cache := getattr(first, "past_key_values", None)) is None:
-        return [first.logits[0].float()]
-    if model.config.is_encoder_decoder:
-        more["encoder_outputs"] = (first.encoder_last_hidden_state,)
-    # The name since transformers 5.24, and the one before.
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    then = model(**more, **{name: cache}, use_cache=True)
-    return [first.logits[0].float(), then.logits[0].float()]
+    return replace(loaded, layout=layout)
 
 
 def _typed(row: TokenRow) -> TokenRow:

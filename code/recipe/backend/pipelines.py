@@ -14,6 +14,7 @@ from recipe.backend import images, precision, programs, turns, zero_shot
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
+from recipe.backend.requests.probes import draw_images
 from recipe.backend.saved import weights
 from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
@@ -118,6 +119,14 @@ class Foreign(ServedTask):
         Image.new("RGB", (64, 64), "grey").save(out, format="PNG")
         labels = {"candidate_labels": ["a", "b"]} if "candidate_labels" in TASKS[self.task] else {}
         return Request(inputs=[out.getvalue()], single=True, parameters=labels)
+
+    def probes(self) -> Sequence[Request]:
+        if self.task != "image-classification":
+            return ()
+        labels = len(self.pipeline.model.config.id2label)
+        parameters = {"top_k": labels, "function_to_apply": "none"}
+        images = draw_images()
+        return [Request(inputs=[image], single=True, parameters=parameters) for image in images]
 
     @property
     def form(self) -> str:

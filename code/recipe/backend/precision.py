@@ -8,7 +8,9 @@ normalisation, and for decoders whose weights were published in float16.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +30,29 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_IS_REFERENCE = ContextVar("_IS_REFERENCE", default=False)
+
+
+@contextlib.contextmanager
+def as_reference() -> Iterator[None]:
+    """Load models of the block for reference answers: on the CPU in float32, each text alone."""
+    token = _IS_REFERENCE.set(True)
+    try:
+        yield
+    finally:
+        _IS_REFERENCE.reset(token)
+
+
+def is_reference() -> bool:
+    """Return whether models are loaded for reference answers."""
+    return _IS_REFERENCE.get()
 
 
 def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """Return the device, AMPHORA_DTYPE or its default there, and the type of the weights. Raise
     ValueError if AMPHORA_DTYPE is not a precision, or the device does not support it."""
+    if is_reference():
+        return "cpu", "float32", torch.float32
     choice = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if choice.bf16 else "float32")
     if name == "int8":

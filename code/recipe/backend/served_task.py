@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, ClassVar
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.requests.payloads import BadRequest, Prepared, Request
+from recipe.backend.requests.probes import TEXTS
 from recipe.compat import UNBOUNDED
 from recipe.spec import Served
 
@@ -18,6 +19,9 @@ class ServedTask(ABC):
 
     served = Served(load="")
     """What the task's spec declares."""
+
+    generates: ClassVar[bool] = False
+    """Whether the model generates text."""
 
     @property
     def lacking(self) -> Set[str]:
@@ -75,6 +79,20 @@ class ServedTask(ABC):
     def example(self, text: str) -> Request | None:
         """Return a cheap request with a text, to warm up; None if the task has none."""
         return Request(inputs=[text])
+
+    def probes(self) -> Sequence[Request]:
+        """Return the requests that a model's proof answers (docs/SERVING.md)."""
+        requests = [self.example(text) for text in TEXTS]
+        return [request for request in requests if request is not None]
+
+    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+        """Return the tokens of a request's only prompt, if the model generates text."""
+        raise NotImplementedError
+
+    def continue_prompt(self, prepared: Prepared) -> list[int]:
+        """Return the generated tokens of a request's only prompt, of an encoder-decoder all of its
+        decoder."""
+        raise NotImplementedError
 
     @abstractmethod
     def prepare(self, request: Request) -> Prepared:

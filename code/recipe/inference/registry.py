@@ -9,6 +9,7 @@ import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.backend import pipelines
+from recipe.backend.proofs import verification
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
@@ -45,8 +46,10 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         name = chosen(origin, environ)
         log(f"task: {name}")
         if (served := SERVED.get(name)) is None:
-            return pipelines.Foreign.load(origin, name, environ)
-        task: ServedTask = resolve(served.load)(origin, **served.options)
+            task: ServedTask = pipelines.Foreign.load(origin, name, environ)
+        else:
+            task = resolve(served.load)(origin, **served.options)
+        verification.verify(origin, name, task, environ)
         return task
 
 

@@ -9,7 +9,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from recipe.errors import ModelError
@@ -28,10 +28,16 @@ def digest(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def write(folder: Path) -> None:
-    """Write the sums of the files in `folder`, except its README.md, for `verified`."""
+def sums(folder: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the sums of the files in `folder`, except its README.md. Those that are `known` are
+    not computed."""
     names = sorted(_names(folder) - {NAME, "README.md"})
-    lines = (f"{digest(folder / name)}  {name}\n" for name in names)
+    return {name: (known or {}).get(name) or digest(folder / name) for name in names}
+
+
+def write(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write the sums of the files in `folder` for `verified` (`sums`)."""
+    lines = (f"{digits}  {name}\n" for name, digits in sums(folder, known).items())
     (folder / NAME).write_text("".join(lines))
 
 

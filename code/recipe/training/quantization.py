@@ -8,15 +8,14 @@ is added to the float weights, else nothing.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import inspect
+import math
 import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +28,9 @@ from transformers import TrainingArguments
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Proof, Trial
-from recipe.backend.rows import TokenRow
 from recipe.backend.saved.origin import Origin
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
-from recipe.data.column_names import TYPE_IDS
 from recipe.models.pretrained import Source
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
@@ -42,7 +39,6 @@ from recipe.task_table import TASKS, resolve
 from recipe.tasks.base import Task
 from recipe.training import engine
 
-_STORED, _LONGEST_STORED = 32, 128
 _LOWER_IS_BETTER = ("loss", "mse")
 _DECISIONS = ("label", "labels", "tags", "answer", "index")
 """Keys of a line of predictions.jsonl that hold the answer."""
@@ -119,7 +115,6 @@ class _Subject:
         model, tokenizer = task.load(Source(name=str(folder), is_local=True))
         self.model: Any = model
         self.encoder: Any = self.model.base_model
-        self.inputs = ctranslate.inputs_of(model, tokenizer)
         loaded = Loaded(
             model=model,
             tokenizer=tokenizer,
@@ -151,33 +146,6 @@ class _Subject:
             forward.replace(self.model)
             self._task.objective.prepare(self.model, packed=False)
 
-    @contextlib.contextmanager
-    def drawing(self) -> Iterator[list[TokenRow]]:
-        """Yield a list that receives a random sample of the encoder's inputs in the block."""
-        rows: list[TokenRow] = []
-        random, seen = np.random.default_rng(0), set[int]()
-        names = list(inspect.signature(type(self.encoder).forward).parameters)[1:]
-
-        def record(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-            inputs = dict(zip(names, args, strict=False)) | dict(options)
-            types = inputs.get(TYPE_IDS)
-            for number, mask in enumerate(inputs["attention_mask"].bool()):
-                ids = inputs["input_ids"][number][mask].tolist()
-                some = None if types is None else types[number][mask].tolist()
-                # The last batch is filled by padding or by copies of a row.
-                if not ids or (key := hash((*ids, None, *(some or ())))) in seen:
-                    continue
-                seen.add(key)
-                index = len(rows) if len(rows) < _STORED else int(random.integers(len(seen)))
-                if index < _STORED:
-                    rows[index : index + 1] = [TokenRow(ids, some)]
-
-        hook = self.encoder.register_forward_pre_hook(record, with_kwargs=True)
-        try:
-            yield rows
-        finally:
-            hook.remove()
-
 
 def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[str, bool]:
     """Write the folder `int8` of a finished model, if it is within the bounds. Return the scores
@@ -197,14 +165,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     task.data = dataclasses.replace(task.data, test=None)
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
         subject = _Subject(task, plan.arguments, samples, folder)
-        with subject.drawing() as drawn:
-            exact = subject.evaluate()
-        stored = [
-            TokenRow(row.ids[:_LONGEST_STORED], row.types and row.types[:_LONGEST_STORED])
-            for row in drawn
-        ]
-        subject.reset(None)
-        float_states = int8.states_of(subject.encoder, stored, subject.inputs)
+        exact = subject.evaluate()
         aside = Path(scratch) / int8.FOLDER
         with int8.quiet():
             names = ctranslate.convert(subject.encoder, aside, "int8")
@@ -216,14 +177,9 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         cost = _Cost.between(metric, exact, subject.evaluate())
         if excess := cost.excess(given.max_score_loss, given.max_flips):
             return f"not saved: {cost}; {excess}", False
-        states = int8.states_of(forward, stored, subject.inputs)
-        np.save(aside / int8.STATES, states)
         proof = Proof(
-            inputs=subject.inputs,
             outputs=names,
-            rows=[row.ids for row in stored],
-            types=[row.types for row in stored],
-            tolerance=int8.distance(states, float_states),
+            tolerance=math.inf,
             metric=metric,
             score=cost.score,
             score_int8=cost.score_int8,
@@ -241,16 +197,18 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     # A new process, since this one has run CTranslate2, and serving tries it in a fork.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         trial = pool.submit(_serve, str(given.task), str(folder)).result()
-    if trial is not None and trial.milliseconds:
-        proof = dataclasses.replace(proof, milliseconds=trial.milliseconds)
-        int8.write(folder / int8.FOLDER, proof)
-        detail += f"; {trial}"
-    return detail, True
+    if trial is None or not math.isfinite(trial.tolerance):
+        shutil.rmtree(folder / int8.FOLDER)
+        return f"not saved: {trial.why_not if trial else 'the model is not served in int8'}", False
+    proof = dataclasses.replace(proof, milliseconds=trial.milliseconds, tolerance=trial.tolerance)
+    int8.write(folder / int8.FOLDER, proof)
+    return f"{detail}; {trial}", True
 
 
 def _serve(task: str, folder: str) -> Trial | None:
     """Load the model as a server does; return the trial of its encoder in int8."""
     os.environ.pop("AMPHORA_DTYPE", None)  # which would turn int8 off
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # int8 is for CPUs
     torch.set_num_threads(1)
     quieten()
     # Rankings are served as classifications.

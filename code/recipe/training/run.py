@@ -30,9 +30,9 @@ from recipe.plan.table import Table
 from recipe.reports import model_card, predictions, report, tracking
 from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
-from recipe.storage import atomic, checksums, hub
+from recipe.storage import atomic, hub
 from recipe.tasks.base import OK, WARNING, Finding
-from recipe.training import engine, host_samples, job_identity, quantization
+from recipe.training import engine, host_samples, job_identity, proving, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
 from recipe.training.forecast import Stopwatch
@@ -215,7 +215,7 @@ class _Job:
         self, weights: dict[str, Any] | None, facts: model_card.Facts, is_trained: bool
     ) -> None:
         """Write the model, if it was trained, and metrics.json, and log the metrics."""
-        folders, trainer = self.folders, self.trainer
+        folders, trainer, given = self.folders, self.trainer, self.plan.hyperparameters
         if is_trained:
             trained: Any = trainer.model
             needed = sum(weight.nbytes for weight in trained.parameters())
@@ -227,7 +227,7 @@ class _Job:
                 # An earlier model's int8 would be served instead.
                 shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
                 self.plan.task.save(model, weights, self.loaded.tokenizer, folder)
-                checksums.write(folder)
+                proving.prove(str(given.task), folder, self.table, bool(facts.partial))
                 _write_card(facts, folder)
             state = trainer.state
             step, which = state.global_step, "the last"

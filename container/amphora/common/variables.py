@@ -30,6 +30,7 @@ SETTINGS: Mapping[str, str] = {
         # Serving: the model
         ("DTYPE", "float32, bfloat16 or float16 (bfloat16 where the device computes in it)"),
         ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
+        ("PROOF", "off serves a model that does not answer as its proof.json says (on)"),
         ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
         ("BUCKETS", "Trainium: shapes to compile for, texts x tokens, such as 1x128,16x128"),

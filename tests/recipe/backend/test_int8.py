@@ -38,12 +38,13 @@ SERVES = """
 import json, os, sys, types
 import torch
 torch.set_num_threads(1)
+from recipe.backend.proofs import int8_trial
 from recipe.backend.engines import int8
-kept = int8.Artefact.try_out
+kept = int8_trial.try_out
 def try_out(*arguments):
     trial = kept(*arguments)
     return int8.Trial("", trial.milliseconds) if trial.milliseconds else trial
-int8.Artefact.try_out = try_out
+int8_trial.try_out = try_out
 import inference
 route = types.SimpleNamespace(path="/invocations")
 plan = json.loads(sys.argv[1])
@@ -158,7 +159,8 @@ def test_a_model_has_its_proof_and_is_served_in_int8(
 ) -> None:
     model = classifier.base / "model"
     proof = json.loads((model / "int8" / "proof.json").read_text())
-    assert proof["evaluated"] > 0 and 0 <= proof["changed"] <= 1
+    assert proof["evaluated"] > 0 and 0 <= proof["changed"] <= 1 and proof["tolerance"] < 10
+    assert not {"rows", "types"} & proof.keys(), "rows of users would leave with the model"
     assert {*proof["milliseconds"]} == {"alone", "together"}
     assert proof["score"] == pytest.approx(classifier.metrics[f"eval_{proof['metric']}"], abs=1e-4)
     card = (model / "README.md").read_text()
@@ -250,14 +252,14 @@ def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
     weights = (model / "model.safetensors").read_bytes()
     (model / "SHA256SUMS").unlink()
     (model / "model.safetensors").write_bytes(weights[:-4] + b"\0\0\0\0")  # trained further
-    _, (is_int8,), log = served(run, [(str(model), [body])])
+    _, (is_int8,), log = served(run, [(str(model), [body])], AMPHORA_PROOF="off")
     assert not is_int8 and "it was made of other weights" in log
     (model / "model.safetensors").write_bytes(weights)
-    states = model / "int8" / int8.STATES
-    np.save(states, np.roll(np.load(states), 1, axis=0))
+    file = model / "int8" / int8.PROOF
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tolerance": 1e-6}))
     checksums.write(model / "int8")
     (answers,), (is_int8,), log = served(run, [(str(model), [body])])
-    assert not is_int8 and "stored rows differ by" in log
+    assert not is_int8 and "in int8 on this processor, the answer to probe" in log
     assert_close(answers, expected, 0.02)
     (model / "int8" / "model.bin").write_bytes(b"\x63\0\0\0")  # that of a later CTranslate2
     checksums.write(model / "int8")
@@ -270,7 +272,7 @@ def test_float_weights_answer_where_int8_does_not_as_it_was_proved(
     ("name", "content", "reason"),
     [
         ("model.bin", "", "model.bin has changed"),
-        (int8.STATES, None, "states.npy is missing"),
+        ("config.json", None, "config.json is missing"),
     ],
 )
 def test_a_damaged_file_ends_the_start_with_its_name(

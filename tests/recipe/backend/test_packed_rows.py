@@ -100,7 +100,7 @@ def test_a_model_whose_texts_would_see_each_other_is_padded(
     monkeypatch.setattr(flat_attention, "inputs_of", merge_texts)
     served = Handlers(tmp_path / "model")
     assert served.model.loaded.layout is None  # type: ignore[attr-defined]
-    assert "texts are padded: its answers would differ" in capsys.readouterr().out
+    assert "batches: not packed texts, since the answer to probe" in capsys.readouterr().out
     assert served.model.loaded.model.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert_close(served.ask(texts), expected)
 

@@ -75,9 +75,7 @@ def test_its_log_and_folder_say_what_was_done(trained: Job) -> None:
     assert "\nnext: `amphora serve` answers requests with it" in trained.log
     assert "%|" not in trained.log
     folder = trained.model
-    files = (
-        "config.json model.safetensors tokenizer.json tokenizer_config.json README.md SHA256SUMS"
-    )
+    files = "config.json model.safetensors tokenizer.json tokenizer_config.json README.md SHA256SUMS proof.json"
     assert {entry.name for entry in folder.iterdir()} == set(files.split())
     config = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "neg", "1": "pos"}

@@ -1,9 +1,9 @@
 """An encoder in int8, in the folder of its model, with the proof of what it costs.
 
 `recipe.training.quantization` writes the folder `int8` of a model: CTranslate2's files of the
-encoder in int8, 32 rows with the states that it gives them, and proof.json. A CPU uses it if it
-gives these rows the same states, and if a text alone and a text in a call of many together take
-less time than by PyTorch. Both are tried at each start.
+encoder in int8, and proof.json with the error of its answers to the probes (`backend.proofs`). A
+CPU uses it if its answers are as near to the float weights', and if a text alone and a text in a
+call of many together take less time than by PyTorch. Both are tried at each start.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import multiprocessing
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,32 +28,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from recipe.backend.engines.ctranslate import FILES, Forward
+from recipe.backend.engines.ctranslate import FILES
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
 from recipe.errors import ModelError
 from recipe.storage import checksums
 
-FOLDER, PROOF, STATES = "int8", "proof.json", "states.npy"
-ALONE = 8
-"""How many of the stored rows are timed one by one."""
+FOLDER, PROOF = "int8", "proof.json"
 _SECONDS = 240.0
-_ROUNDS = 2
 Floats = npt.NDArray[np.float32]
-Compute = Callable[[Sequence[TokenRow]], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """The content of proof.json."""
 
-    inputs: Sequence[str]
     outputs: Sequence[str]
-    rows: Sequence[Sequence[int]]
-    """Token ids of rows of the evaluation data, whose states are stored."""
-    types: Sequence[Sequence[int] | None]
     tolerance: float
-    """The largest difference of these states from float32's, as a share."""
+    """How far answers to the probes may be from those of the float weights; infinity until it is
+    measured."""
     metric: str
     score: float
     """Of the float weights, on the evaluation data."""
@@ -77,8 +70,10 @@ class Trial:
 
     why_not: str
     """The reason to compute by PyTorch instead; empty if there is none."""
-    milliseconds: Mapping[str, Sequence[float]]
+    milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """As in `Proof`."""
+    tolerance: float = math.inf
+    """The tolerance that the measured error gives."""
 
     def __str__(self) -> str:
         times = (
@@ -94,7 +89,6 @@ class Artefact:
 
     folder: Path
     proof: Proof
-    states: Floats
 
     @classmethod
     def find(cls, location: str) -> Artefact | None:
@@ -106,7 +100,6 @@ class Artefact:
         with checksums.verified(str(folder)):
             try:
                 proof = Proof(**json.loads((folder / PROOF).read_text()))
-                states = np.load(folder / STATES)
                 for name in FILES:
                     (folder / name).stat()
             except (OSError, ValueError, TypeError) as error:
@@ -116,54 +109,7 @@ class Artefact:
                     "Copy the folder again, make it again by `amphora quantize`, or remove it: "
                     "then PyTorch computes the model.",
                 ) from error
-        return cls(folder, proof, states)
-
-    def try_out(
-        self, forward: Forward, model: Any, prepare: Callable[[], tuple[Compute, Compute]]
-    ) -> Trial:
-        """Compare and time the encoder in int8 in a fork: this process stays without threads, so
-        that workers can be forked from it.
-
-        Args:
-            forward: Of this folder.
-            model: The model whose encoder it replaces.
-            prepare: Prepares the model in the fork, and returns what computes rows, by PyTorch and
-                with the encoder in int8.
-        """
-
-        def measure() -> Trial:
-            proof = self.proof
-            rows = [
-                TokenRow(list(ids), None if types is None else list(types))
-                for ids, types in zip(proof.rows, proof.types, strict=True)
-            ]
-            difference = distance(states_of(forward, rows, proof.inputs), self.states)
-            if not difference <= proof.tolerance:
-                why = (
-                    f"this processor's answers to the {len(rows)} stored rows differ by "
-                    f"{difference:.3g} from the stored ones, and {proof.tolerance:.3g} is allowed"
-                )
-                return Trial(why, {})
-            computes = prepare()
-            calls = {"alone": [[row] for row in rows[:ALONE]], "together": [rows]}
-            milliseconds: dict[str, list[float]] = {}
-            for how, batches in calls.items():
-                least = [float("inf"), float("inf")]
-                for _ in range(1 + _ROUNDS):  # the first one allocates
-                    for index, compute in enumerate(computes):
-                        if index:
-                            forward.replace(model)
-                        started = time.process_time()
-                        for batch in batches:
-                            compute(batch)
-                        seconds = (time.process_time() - started) / sum(map(len, batches))
-                        least[index] = min(least[index], 1000 * seconds)
-                        vars(model.base_model).pop("forward", None)
-                milliseconds[how] = least
-            return Trial(why_slower(milliseconds), milliseconds)
-
-        trial: Trial = run_forked(measure)
-        return trial
+        return cls(folder, proof)
 
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:

@@ -94,13 +94,13 @@ class Origin:
     @property
     def sentence_modules(self) -> list[dict[str, Any]]:
         """Return the modules of a model of sentence-transformers; empty for other models."""
-        modules: list[dict[str, Any]] = self._read_json("modules.json") or []
+        modules: list[dict[str, Any]] = self.read_json("modules.json") or []
         return modules
 
     @property
     def sentence_settings(self) -> dict[str, Any]:
         """Return the settings of a model of sentence-transformers; empty for other models."""
-        settings: dict[str, Any] = self._read_json("config_sentence_transformers.json") or {}
+        settings: dict[str, Any] = self.read_json("config_sentence_transformers.json") or {}
         return settings
 
     def refuse_handler(self) -> None:
@@ -117,7 +117,7 @@ class Origin:
         """Return a file of the folder or the Hub; None if there is none."""
         return tokenizers.find_file(self.location, name, self.options)
 
-    def _read_json(self, name: str) -> Any:
+    def read_json(self, name: str) -> Any:
         """Return the content of a JSON file of the folder or the Hub; None if there is none."""
         path = self._find_file(name)
         return json.loads(path.read_text()) if path else None

@@ -18,6 +18,7 @@ from recipe.backend.generation.prompts import Prompts
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import routes
 from recipe.backend.requests.payloads import Answers, Prepared, Request
+from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
@@ -46,6 +47,7 @@ class Generator(ServedTask):
     """A saved causal language model that continues texts."""
 
     served = SPECS[0].served["text-generation"]
+    generates = True
     loaded: LoadedModel
     prompts: Prompts
     merges: bool = False
@@ -73,6 +75,20 @@ class Generator(ServedTask):
     def example(self, text: str) -> Request:
         # Of a model of a few positions, characters may be tokens.
         return Request(inputs=[text[: self.max_length // 2]], parameters={"max_new_tokens": 2})
+
+    def probes(self) -> Sequence[Request]:
+        prompts: list[Any] = [text[: self.max_length // 2] for text in PROMPTS]
+        if self.loaded.tokenizer.chat_template:
+            prompts.append([{"role": "user", "content": prompts[-1]}])
+        parameters = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        return [Request(inputs=[prompt], parameters=parameters) for prompt in prompts]
+
+    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+        return list(prepared.work[0].ids)
+
+    def continue_prompt(self, prepared: Prepared) -> list[int]:
+        ((text,),) = prompt_groups.write(self.loaded, prepared.work, lambda: None)
+        return [token.id for token in text.tokens]
 
     @property
     def lacking(self) -> Set[str]:

@@ -152,15 +152,25 @@ class SentenceVectors(Embedder):
         refuse_empty(model.tokenizer, str(Path(origin.location) / first))
         tokenizers.log_replacement(model.tokenizer)
         shown = ", ".join(type(module).__name__ for module in model)
-        limit = f"{model.max_seq_length} tokens at most"
-        log(f"model: SentenceTransformer ({shown}) on {kind} in {name}, {limit}")
+        log(
+            f"model: SentenceTransformer ({shown}) on {kind} in {name}, {model.max_seq_length} "
+            "tokens at most"
+        )
         # A request may set `normalize: false`, so the model must not run the last module.
         normalizes = type(model[-1]).__name__ == "Normalize"
         if normalizes:
             model.pop(-1)
+        limit = int(model.max_seq_length)
+
+        def read_exactly() -> LoadedModel:
+            exact = weights.read_sentences(
+                origin, encoder.device.type, dtype_argument(torch.float32)
+            )
+            return loading.wrap_model(exact[0].auto_model.eval(), model.tokenizer, limit).alone()
+
         loaded = loading.laid_out(
-            loading.wrap_model(encoder, model.tokenizer, int(model.max_seq_length)), origin,
-            kind, AutoModel, Pooling(list(model)[1:]), environ,
+            loading.wrap_model(encoder, model.tokenizer, limit), origin, kind, AutoModel,
+            Pooling(list(model)[1:]), environ, read_exactly,
         )  # fmt: skip
         loaded = replace(loaded, positions=0)  # no request may exceed the model's length
         return cls(loaded, normalizes=normalizes, shortened=model.truncate_dim, model=model)

@@ -58,7 +58,15 @@ class Classifier(ServedTask):
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:
-        return Request(inputs=[text if len(self.loaded.columns) < 2 else [text, text]])
+        inputs = [text if len(self.loaded.columns) < 2 else [text, text]]
+        return Request(inputs=inputs, parameters={"top_k": None})
+
+    def probes(self) -> Sequence[Request]:
+        requests = [*super().probes()]
+        if self._thresholds:
+            last = requests[-1]
+            requests.append(replace(last, parameters={"threshold": "tuned"}))
+        return requests
 
     @property
     def lacking(self) -> Set[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from recipe.backend import bounds, loading, turns
@@ -24,6 +25,7 @@ from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
@@ -52,6 +54,7 @@ class TextGenerator(ServedTask):
     """A saved encoder-decoder model."""
 
     served = SPECS[0].served["summarization"]
+    generates = True
     loaded: LoadedModel
     task: str
     """SUMMARIES, TRANSLATIONS or TEXTS."""
@@ -112,6 +115,20 @@ class TextGenerator(ServedTask):
         if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
             parameters["tgt_lang"] = self.defaults.get("tgt_lang") or next(iter(self.languages))
         return Request(inputs=[text], parameters=parameters)
+
+    def probes(self) -> Sequence[Request]:
+        longer = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        requests = map(self.example, PROMPTS)
+        return [replace(one, parameters={**one.parameters, **longer}) for one in requests]
+
+    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+        return list(prepared.work[0][0])
+
+    def continue_prompt(self, prepared: Prepared) -> list[int]:
+        token_ids, options = prepared.work
+        (output,) = self._generate(options, [Source(0, token_ids[0])], lambda: None)
+        tokens: list[int] = output.tolist()
+        return tokens
 
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
@@ -217,12 +234,18 @@ class TextGenerator(ServedTask):
         self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
     ) -> list[str]:
         """Generate the text of each source, with a pause after each token."""
+        output = self._generate(options, sources, pause)
+        texts: list[str] = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return texts
+
+    def _generate(
+        self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
+    ) -> torch.Tensor:
+        """Return the tokens of each source's text, shape (texts, tokens)."""
         model, tokenizer = self.loaded.model, self.loaded.tokenizer
         arguments: dict[str, Any] = {"seed": None, "num_return_sequences": 1, **options}
         draws = bool(options.get("do_sample", model.generation_config.do_sample))
         watch, ends = Pauses(pause, draws=draws), decoding.end_ids(model)
-        output = decoding.generate(
+        return decoding.generate(
             self.loaded, sources, watch, ends, tokenizer=tokenizer, **arguments
         )
-        texts: list[str] = tokenizer.batch_decode(output, skip_special_tokens=True)
-        return texts

@@ -1,0 +1,178 @@
+"""Answer the probes by a served task, and compare tokens and answers with those of a proof.
+
+A task's code reads a probe's request, computes raw values of rows of tokens, and makes the answer
+of them. The three are compared one after the other, so that a difference has a place: rows with
+`prepare`, values by the layout of the model (`computing`), and the answer by `predict`, which here
+receives the values of the proof.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.proofs.proof import ProbeRow, Proof
+from recipe.backend.requests.payloads import BadRequest, Prepared, Request
+from recipe.backend.rows import OutputKind, TokenRow
+from recipe.backend.served_task import ServedTask
+
+_SAME_SCORE = 1e-4
+"""The difference of scores that are made of the same values."""
+
+
+class _Captured(Exception):
+    """What a task would compute for a request."""
+
+    def __init__(self, rows: Sequence[TokenRow], reading: OutputKind) -> None:
+        super().__init__("rows")
+        self.rows, self.reading = rows, reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replay(LoadedModel):
+    """A model that computes nothing: it returns given values, or raises what it should compute."""
+
+    given: Sequence[Tensor] | None = None
+
+    def forward(self, rows: Sequence[TokenRow], reading: OutputKind) -> list[Tensor]:
+        if self.given is None:
+            raise _Captured(rows, reading)
+        return list(self.given)
+
+
+def _replaying(task: ServedTask, given: Sequence[Tensor] | None) -> ServedTask:
+    loaded = task.loaded_model
+    assert loaded is not None
+    kept = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
+    replay = _Replay(**{**kept, "given": given})
+    replaced: ServedTask = dataclasses.replace(task, loaded=replay)  # type: ignore[type-var]
+    return replaced
+
+
+def prepare(task: ServedTask, request: Request) -> Prepared | None:
+    """Return a probe's request as its task prepares it; None if it is refused."""
+    try:
+        return task.prepare(request)
+    except BadRequest:
+        return None
+
+
+def rows_of(task: ServedTask, prepared: Prepared) -> tuple[list[ProbeRow], OutputKind | None]:
+    """Return the rows of tokens that a task computes for a request, and what it reads of each;
+    None for a prompt, whose generated tokens are not among them."""
+    if task.generates:
+        return [ProbeRow(ids=list(task.prompt_ids(prepared)))], None
+    try:
+        _replaying(task, None).predict([prepared])
+    except _Captured as captured:
+        return [ProbeRow.from_token_row(row) for row in captured.rows], captured.reading
+    raise TypeError(f"{type(task).__name__} does not compute its answers by its LoadedModel")
+
+
+def answer_of(task: ServedTask, prepared: Prepared, values: Sequence[Tensor]) -> Any:
+    """Return the task's answer to a request, made of values of its rows, as JSON."""
+    answerer = _replaying(task, values) if task.loaded_model is not None else task
+    with torch.inference_mode():
+        (answer,) = answerer.predict([prepared])
+    if isinstance(answer, Exception):
+        raise answer
+    return json.loads(json.dumps(answer))
+
+
+def image_values(answer: Any) -> tuple[list[str], Tensor]:
+    """Return the labels of an image's answer, in order, and the score of each."""
+    entries = answer[0] if answer and isinstance(answer[0], list) else answer
+    scored = sorted((str(entry["label"]), float(entry["score"])) for entry in entries)
+    return [label for label, _ in scored], torch.tensor([score for _, score in scored])
+
+
+def tokens_differ(proof: Proof, task: ServedTask, requests: Sequence[Request]) -> str:
+    """Return which probe has other tokens than in the proof, and where; empty if none has."""
+    for probe, request in zip(proof.probes, requests, strict=True):
+        prepared = prepare(task, request)
+        rows = [] if prepared is None else rows_of(task, prepared)[0]
+        for row, stored in zip(rows, probe.rows, strict=False):
+            for what in ("ids", "types", "keep"):
+                ours, theirs = getattr(row, what) or [], getattr(stored, what) or []
+                if ours != theirs:
+                    index = next(
+                        (n for n, pair in enumerate(zip(ours, theirs, strict=False))
+                         if pair[0] != pair[1]),
+                        min(len(ours), len(theirs)),
+                    )  # fmt: skip
+                    return (
+                        f"{what} of {probe.name}: {len(ours)} instead of {len(theirs)}, from "
+                        f"position {index} on {ours[index : index + 4]} instead of "
+                        f"{theirs[index : index + 4]}"
+                    )
+        if len(rows) != len(probe.rows):
+            return f"{probe.name} has {len(rows)} rows instead of {len(probe.rows)}"
+    return ""
+
+
+def answers_differ(proof: Proof, task: ServedTask, requests: Sequence[Request]) -> str:
+    """Return which answer the task makes otherwise of the proof's values, and how; empty if all are
+    the same."""
+    for probe, request in zip(proof.probes, requests, strict=True):
+        prepared = prepare(task, request)
+        if prepared is None or not probe.rows:
+            continue
+        try:
+            answer = answer_of(task, prepared, [stored.restore() for stored in probe.values])
+        except Exception as error:
+            return f"{probe.name}: {type(error).__name__}: {str(error)[:200]}"
+        if why := _unequal(answer, probe.answer, ""):
+            return f"{probe.name}: {why}"
+    return ""
+
+
+def _unequal(one: Any, other: Any, path: str) -> str:
+    """Return where two JSON values differ, apart from rounding; empty if nowhere."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        pairs = ((one[key], other[key], f"{path}.{key}") for key in one)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = ((*pair, f"{path}[{n}]") for n, pair in enumerate(zip(one, other, strict=True)))
+    elif isinstance(one, float) and isinstance(other, (int, float)):
+        is_same = math.isclose(one, other, rel_tol=_SAME_SCORE, abs_tol=_SAME_SCORE)
+        return "" if is_same else f"answer{path} is {one:.6g} instead of {other:.6g}"
+    else:
+        shown = json.dumps(one)[:60], json.dumps(other)[:60]
+        return "" if one == other else f"answer{path} is {shown[0]} instead of {shown[1]}"
+    return next((why for why in (_unequal(*pair) for pair in pairs) if why), "")
+
+
+def generated_differ(
+    proof: Proof, task: ServedTask, requests: Sequence[Request], tolerance: float
+) -> str:
+    """Return which prompt is continued by other tokens; empty if none is. A token may be another
+    one only if the second best was as good, within twice the tolerance; tokens after it are not
+    compared."""
+    for probe, request in zip(proof.probes, requests, strict=True):
+        prepared = prepare(task, request)
+        for row in probe.rows if prepared is not None else ():
+            assert prepared is not None
+            ours, theirs = task.continue_prompt(prepared), row.tokens or []
+            begin = len(theirs) - len(probe.margins)
+            for index, margin in enumerate(probe.margins, begin):
+                if margin <= 2 * tolerance:
+                    break
+                if ours[index : index + 1] != theirs[index : index + 1]:
+                    return (
+                        f"{probe.name} is continued by the tokens {ours[begin:]} instead of "
+                        f"{theirs[begin:]}"
+                    )
+    return ""
+
+
+def precision_of(task: ServedTask) -> str:
+    """Return the precision in which a task's model is served."""
+    model = task.pipeline.model if task.loaded_model is None else task.loaded_model.model  # type: ignore[attr-defined]
+    return str(model.dtype).removeprefix("torch.")

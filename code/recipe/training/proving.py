@@ -1,0 +1,87 @@
+"""Write the proof of a finished model, and the checksums of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recipe.backend import precision
+from recipe.backend.pipelines import Foreign
+from recipe.backend.proofs import making
+from recipe.backend.proofs.proof import Proof
+from recipe.backend.saved.origin import Origin
+from recipe.plan.table import Table
+from recipe.runtime import memory
+from recipe.storage import checksums
+from recipe.task_table import TASKS, resolve
+from recipe.tasks.base import OK, WARNING, Finding
+
+_COPIES = 3
+"""Copies of the weights in float32 that a proof may take: one of them, and one in float64."""
+_MOST_BYTES_OF_STOPPED = 4_000_000_000
+"""Weights of the largest model that is proved within the 120 s that a stopped job has."""
+
+
+def prove(task: str, folder: Path, table: Table, is_partial: bool) -> None:
+    """Write proof.json into the folder of a model, and SHA256SUMS. If the proof cannot be computed,
+    the table has a warning, and the model has none.
+
+    Args:
+        task: The task of the training.
+        folder: The files of the model, as they are served.
+        is_partial: Whether the training was stopped, and the job ends soon.
+    """
+    sums = checksums.sums(folder)
+    try:
+        proof = _made(task, folder, sums, is_partial)
+        proof.write(folder)
+    except Exception as error:  # the trained model matters more than its proof
+        why = f"not written: {type(error).__name__}: {str(error)[:300]}"
+        table.append(Finding(level=WARNING, what="proof", detail=why))
+    else:
+        allowed = ", ".join(f"{kind} {most:.2g}" for kind, most in proof.tolerances.items())
+        detail = f"{len(proof.probes)} probes, differences allowed: {allowed}"
+        table.append(Finding(level=OK, what="proof", detail=detail))
+    checksums.write(folder, sums)
+
+
+def _made(task: str, folder: Path, sums: dict[str, str], is_partial: bool) -> Proof:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if is_partial and size > _MOST_BYTES_OF_STOPPED:
+        raise MemoryError("the model is too large for the time of a stopped job")
+    free = memory.available()
+    if free is not None and free < _COPIES * size:
+        raise MemoryError(f"{memory.size(_COPIES * size)} are needed, {memory.size(free)} are free")
+    with precision.as_reference(), _quiet(), torch.random.fork_rng([]):
+        name, served = load(task, folder)
+        return making.make(name, served, sums)
+
+
+def load(task: str, folder: Path) -> tuple[str, Any]:
+    """Return the name of the task that serves a model of a training task, and the loaded model."""
+    origin = Origin.find(str(folder), {})
+    if task == "image-classification":
+        return task, Foreign.load(origin, task, {})
+    # Rankings are served as classifications.
+    served = TASKS[task].served or TASKS["text-classification"].served
+    name, entry = next(iter(served.items()))
+    return name, resolve(entry.load)(origin, **entry.options)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what loading a model for serving logs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)

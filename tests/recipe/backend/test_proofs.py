@@ -1,0 +1,282 @@
+"""The proof in a model's folder: what it catches at a start, and what it is silent about."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from recipe.backend import padded_rows
+from recipe.errors import ModelError
+from recipe.inference import registry
+from recipe.plan.table import Table
+from recipe.storage import checksums
+from recipe.training import proving
+from tests.support import tasks
+from tests.support.paths import ROOT
+from tests.support.serving_kit import TEXTS, Handlers, save
+
+KINDS = {
+    "text-classification": "BertForSequenceClassification",
+    "token-classification": "BertForTokenClassification",
+    "question-answering": "BertForQuestionAnswering",
+    "masked-lm": "BertForMaskedLM",
+    "causal-lm": "LlamaForCausalLM",
+    "summarization": "T5ForConditionalGeneration",
+}
+
+
+def prove(task: str, folder: Path) -> Path:
+    rows: list[Any] = []
+    proving.prove(task, folder, Table(rows.append), is_partial=False)
+    assert [row.level for row in rows] == ["ok"], rows
+    return folder
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of each kind with their proofs."""
+    base = tmp_path_factory.mktemp("proved")
+    folders = {task: prove(task, save(kind, base / task)) for task, kind in KINDS.items()}
+    encoder = save("BertModel", base / "encoder")
+    parts = modules.Transformer(str(encoder)), modules.Pooling(32, "mean")
+    SentenceTransformer(modules=[*parts, modules.Normalize()]).save(str(base / "sentences"))
+    folders["sentence-embedding"] = prove("sentence-embedding", base / "sentences")
+    image = tasks.JOBS["image-classification"].model(base / "images", 0.0)
+    folders["image-classification"] = prove("image-classification", image)
+    return folders
+
+
+@pytest.fixture
+def copied(proved: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    return lambda task: Path(shutil.copytree(proved[task], tmp_path / "model"))
+
+
+def edit(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Return what changes a JSON file of a folder."""
+
+    def apply(folder: Path) -> None:
+        document = json.loads((folder / name).read_text())
+        document = change(document) or document
+        (folder / name).write_text(json.dumps(document))
+
+    return apply
+
+
+def swap_tokens(folder: Path) -> None:
+    def swap(document: Any) -> None:
+        known = document["model"]["vocab"]
+        known["a"], known["e"] = known["e"], known["a"]
+
+    edit("tokenizer.json", swap)(folder)
+
+
+def scale_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if "1" in name and weights[name].ndim == 2)
+    weights[name] = weights[name] * 1.01
+    save_file(weights, file, {"format": "pt"})
+
+
+def transpose_labels(document: Any) -> None:
+    document["id2label"] = {"0": "LABEL_1", "1": "LABEL_0"}
+    document["label2id"] = {"LABEL_1": 0, "LABEL_0": 1}
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "cause"),
+    [
+        ("text-classification", swap_tokens, "tokenizer; .* tokenizer.json changed"),
+        ("causal-lm", swap_tokens, "tokenizer; .* tokenizer.json changed"),
+        ("summarization", swap_tokens, "tokenizer; .* tokenizer.json changed"),
+        ("sentence-embedding", swap_tokens, "tokenizer; .* tokenizer.json changed"),
+        *(
+            (task, scale_weights, "weights or library; .* model.safetensors changed")
+            for task in (*KINDS, "sentence-embedding")
+        ),
+        ("image-classification", scale_weights, "weights, settings .* model.safetensors changed"),
+        (
+            "sentence-embedding",
+            edit("1_Pooling/config.json", lambda c: {**c, "pooling_mode": "cls"}),
+            "weights or library; .* 1_Pooling/config.json changed",
+        ),
+        (
+            "sentence-embedding",
+            edit("modules.json", lambda modules: modules[:2]),
+            "labels or settings; .* modules.json changed",
+        ),
+        (
+            "text-classification",
+            edit("config.json", transpose_labels),
+            "labels or settings; .* config.json changed",
+        ),
+        (
+            "image-classification",
+            edit("config.json", transpose_labels),
+            "labels or settings; .* config.json changed",
+        ),
+        (
+            "image-classification",
+            edit("preprocessor_config.json", lambda c: {**c, "image_mean": [0.4] * 3}),
+            "weights, settings or library; .* preprocessor_config.json changed",
+        ),
+        (
+            "token-classification",
+            edit("config.json", lambda c: {**c, "hidden_act": "gelu_new"}),
+            "weights or library; .* config.json changed",
+        ),
+        (
+            "question-answering",
+            edit("config.json", lambda c: {**c, "question_answering": {"max_answer_len": 1}}),
+            "labels or settings; .* config.json changed",
+        ),
+        (
+            "causal-lm",
+            edit("generation_config.json", lambda c: {**c, "repetition_penalty": 9.0}),
+            "settings of generation or library; .* generation_config.json changed",
+        ),
+        (
+            "text-classification",
+            edit("tokenizer_config.json", lambda c: {**c, "truncation_side": "left"}),
+            "tokenizer; .* tokenizer_config.json changed",
+        ),
+    ],
+)  # fmt: skip
+def test_a_changed_file_with_a_good_checksum_is_named(
+    copied: Callable[[str], Path], task: str, change: Callable[[Path], None], cause: str
+) -> None:
+    folder = copied(task)
+    change(folder)
+    checksums.write(folder)
+    with pytest.raises(ModelError, match=rf"does not answer as its proof.json says: .*{cause}"):
+        registry.load(str(folder), os.environ)
+
+
+def test_a_library_that_computes_another_activation_is_named(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gelu(self: Any, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(states, approximate="tanh")
+
+    folder = copied("text-classification")
+    edit("proof.json", lambda c: {**c, "versions": {"transformers": "4.57.3"}})(folder)
+    checksums.write(folder)
+    registry.load(str(folder), os.environ)
+    monkeypatch.setattr(transformers.activations.GELUActivation, "forward", gelu)
+    with pytest.raises(
+        ModelError, match=r"weights or library; transformers .* instead of 4\.57\.3"
+    ):
+        registry.load(str(folder), os.environ)
+
+
+def test_half_precision_that_overflows_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.encoder.layer.0.intermediate.dense.weight"] *= 3e4
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    prove("text-classification", folder)
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+    registry.load(str(folder), os.environ)
+    monkeypatch.setenv("AMPHORA_DTYPE", "float16")
+    with pytest.raises(ModelError, match=r"precision: float32 .* set AMPHORA_DTYPE=float32"):
+        registry.load(str(folder), os.environ)
+
+
+def test_padding_on_the_wrong_side_is_left_out(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Positions count from the left."""
+    folder = copied("text-classification")
+    expected = Handlers(folder).ask({"inputs": TEXTS})
+    right = padded_rows.pad_rows
+
+    def pad_on_the_left(*arguments: Any) -> dict[str, torch.Tensor]:
+        batch = right(*arguments)
+        for index, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+            for tensor in batch.values():
+                tensor[index] = tensor[index].roll(-length)
+        return batch
+
+    monkeypatch.setattr(padded_rows, "pad_rows", pad_on_the_left)
+    served = Handlers(folder, AMPHORA_PACKING="0")
+    assert served.model.loaded.padded.merging != padded_rows.PADDED  # type: ignore[attr-defined]
+    assert "not calls of texts of any length, since the answer to probe" in capsys.readouterr().out
+    assert [answer["label"] for answer in served.ask({"inputs": TEXTS})] == [
+        answer["label"] for answer in expected
+    ]
+
+
+@pytest.mark.parametrize("task", [*KINDS, "sentence-embedding", "image-classification"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_it_is_silent_in_each_precision(
+    proved: dict[str, Path], task: str, precision: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AMPHORA_DTYPE", precision)
+    registry.load(str(proved[task]), os.environ)
+    assert "probes are those of the training" in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_it_is_silent_with_other_kernels_and_threads(proved: dict[str, Path]) -> None:
+    program = (
+        "import os, sys, torch\n"
+        "from recipe.inference import registry\n"
+        "for threads in range(1, 5):\n"
+        "    torch.set_num_threads(threads)\n"
+        "    for folder in sys.argv[1:]:\n"
+        "        registry.load(folder, os.environ)\n"
+    )
+    folders = [str(proved[task]) for task in ("text-classification", "causal-lm")]
+    environ = {"PYTHONPATH": str(ROOT / "code"), "ATEN_CPU_CAPABILITY": "default",
+               "ONEDNN_MAX_CPU_ISA": "avx2", "AMPHORA_DTYPE": "float32"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *folders], env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("probes are those of the training") == 8
+
+
+def test_off_serves_anyway_with_a_warning(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = copied("text-classification")
+    scale_weights(folder)
+    checksums.write(folder)
+    monkeypatch.setenv("AMPHORA_PROOF", "off")
+    registry.load(str(folder), os.environ)
+    assert "WARNING: AMPHORA_PROOF=off: answers are not compared" in capsys.readouterr().out
+    monkeypatch.setenv("AMPHORA_PROOF", "no")
+    with pytest.raises(ValueError, match=r"AMPHORA_PROOF is 'no'\. Set on"):
+        registry.load(str(folder), os.environ)
+
+
+def test_a_proof_of_another_format_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("text-classification")
+    (folder / "SHA256SUMS").unlink()
+    edit("proof.json", lambda c: {**c, "amphora_proof": 2})(folder)
+    with pytest.raises(ModelError, match="has the format 2, and this image reads 1"):
+        registry.load(str(folder), os.environ)
+    edit("proof.json", lambda c: {"amphora_proof": 1})(folder)
+    with pytest.raises(ModelError, match="incomplete"):
+        registry.load(str(folder), os.environ)
+    (folder / "proof.json").write_text("{}")
+    registry.load(str(folder), os.environ)
