@@ -82,6 +82,10 @@ class Classifier(ServedTask):
     def form(self) -> str:
         return "rank" if self.ranks else self.served.form
 
+    def describe(self) -> dict[str, Any]:
+        """Describe the model with `labels`, the number of its classes."""
+        return super().describe() | {"labels": self.loaded.model.config.num_labels}
+
     def prepare(self, request: Request) -> Prepared:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0

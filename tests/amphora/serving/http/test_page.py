@@ -14,7 +14,8 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.servers import Running, Start, write_model
+from tests.support import serving_kit
+from tests.support.servers import RECIPE, Running, Start, write_model
 from tests.support.until import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -27,8 +28,10 @@ DESCRIBED = """
         return {form}
 
     def describe_fn(model_dir, model):
-        return {"model": "<i>mine</i>", "task": "a-task", "form": model, "max_length": 64,
-                "routes": ["/v1/chat/completions"]}
+        described = {"labels": 12, "columns": ["Betreff", "Nachricht"]} if model == "pair" else {}
+        task = "token-classification" if model == "text" else "a-task"
+        return {"model": "<i>mine</i>", "task": task, "form": model, "max_length": 64,
+                "routes": ["/v1/chat/completions"], **described}
 
     def input_fn(body, content_type):
         return json.loads(body)
@@ -42,10 +45,23 @@ DESCRIBED = """
                 return [0.5 for each in data["inputs"]["sentences"]]
             return [[0.5] * 4 + [0.0] * 12]
         if model == "chat":
+            if data["inputs"][-1]["content"] == "for ever":
+                return ({"token": {"text": "and on ", "special": False}} for each in endless())
             return [{"generated_text": [*data["inputs"], {"role": "assistant", "content": "<b>x</b>"}]}]
-        return [{"label": "<b>storm</b>", "score": 0.75}, {"label": "calm", "score": 0.25}]
+        if model == "text":
+            return [{"entity_group": "PER", "score": 0.9, "word": "Anna", "start": 4, "end": 8}]
+        return [{"label": "<b>storm</b>", "score": 0.75}] + [{"label": "calm", "score": 0.1}] * 11
+
+    def endless():
+        import itertools, time
+
+        for number in itertools.count():
+            time.sleep(0.01)
+            yield number
 
     def output_fn(prediction, accept, context):
+        if not isinstance(prediction, list):
+            return (b"data: " + json.dumps(event).encode() + b"\\n\\n" for event in prediction), "text/event-stream"
         if "generated_text" in str(prediction):
             context.set_response_header(0, "X-Amphora-Unfinished", "0")
         return json.dumps(prediction)
@@ -143,15 +159,22 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     assert "<b>storm</b>" in shown
     assert "0.750" in shown
     assert "status 200" in shown
-    assert browser.run("document.querySelectorAll('#answer tr').length") == 2
+    assert browser.run("document.querySelectorAll('#answer tr').length") == 10
+    browser.run("document.querySelector('#answer button').click()")
+    assert browser.run("document.querySelectorAll('#answer tr').length") == 12
+    fields = "[...document.querySelectorAll('#fields span')].map((each) => each.innerText).join()"
+    assert browser.run(fields) == "Betreff,Nachricht"
     assert browser.run("document.querySelectorAll('#answer b').length") == 0, "labels are text"
     browser.ask(text="a", text_pair="b")
     browser.ask(text="a", text_pair="", parameters='{"top_k": 2}')
-    assert requested(server)[1:] == [
-        {"inputs": "it's late"},
-        {"inputs": {"text": "a", "text_pair": "b"}},
+    example, *others = requested(server)
+    assert example["inputs"].keys() == {"text", "text_pair"}, "a pair needs both"
+    second = example["inputs"]["text_pair"]
+    assert others == [
+        {"inputs": {"text": "it's late", "text_pair": second}, "parameters": {"top_k": 12}},
+        {"inputs": {"text": "a", "text_pair": "b"}, "parameters": {"top_k": 12}},
         {"inputs": "a", "parameters": {"top_k": 2}},
-    ], "what the user did not set is not sent"
+    ]
     failed = browser.ask(text="fail", parameters="")
     assert "RuntimeError: as asked" in failed
     assert "status 500" in failed
@@ -162,7 +185,7 @@ def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -
     code = browser.code("Python").replace("requests", "httpx")
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert b"storm" in completed.stdout
-    assert requested(server)[-2:] == [{"inputs": "it's"}] * 2
+    assert requested(server)[-2:] == [{"inputs": "it's", "parameters": {"top_k": 12}}] * 2
     # Long lines wrap.
     browser.ask(text="a" * 400)
     for tab in ("curl", "Python", "boto3"):
@@ -187,11 +210,33 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
     # Until a field is changed, programs show what was sent, and sending it again is the same.
     completed = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
     assert json.loads(completed.stdout)
-    assert requested(server)[-1] == requested(server)[-2]
+    assert {**requested(server)[-1], "stream": True} == requested(server)[-2]
     browser.run(
         "$('text').value = 'third'; $('text').dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert "third" in browser.code("curl")
+    # A stream is shown as it grows, until it is stopped.
+    browser.run("$('text').value = 'for ever'; $('ask').click()")
+    browser.until("/and on and on/.test($('turns').innerText) && !$('stop').hidden")
+    browser.run("$('stop').click()")
+    browser.until("/^stopped; .* ms$/.test($('note').textContent) && $('stop').hidden")
+    assert "and on and on" in browser.run("$('turns').innerText")
+    # Parameters have fields.
+    browser.run("document.querySelector('[data-name=max_new_tokens]').value = '7'")
+    browser.ask(text="fourth")
+    assert requested(server)[-1]["parameters"] == {"max_new_tokens": 7}
+
+
+def test_entities_are_highlighted_and_examples_are_buttons(start: Start, browser: Browser) -> None:
+    server = start(described_as("text"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    browser.ask(text="😀 so Anna said")
+    assert requested(server)[-1]["parameters"] == {"aggregation_strategy": "simple"}
+    # Positions are those of Python's characters.
+    assert browser.run("document.querySelector('#answer mark').firstChild.textContent") == " Ann"
+    browser.run("document.querySelector('#examples button:last-child').click()")
+    browser.until("/ ms$/.test($('note').textContent) && $('text').value.startsWith('Anna')")
+    assert requested(server)[-1]["inputs"].startswith("Anna Schmidt")
 
 
 def test_one_of_several_models_is_chosen_and_asked(
@@ -207,7 +252,8 @@ def test_one_of_several_models_is_chosen_and_asked(
     assert "Choose one of the loaded models" in browser.run("$('about').innerText")
     browser.open(server, "a/second.tar.gz")
     assert browser.run("$('model').innerText") == "a/second.tar.gz"
-    shown = browser.run("$('answer').innerText")
+    assert browser.run("document.querySelectorAll('#answer tr').length") == 2
+    shown = browser.ask(sentences="")
     assert "16 dimensions, norm 1.0000: [0.5000, 0.5000" in shown
     assert browser.run("$('answer').offsetHeight") < 200
     assert "0.500" in browser.ask(sentences="one\n\ntwo")
@@ -215,3 +261,39 @@ def test_one_of_several_models_is_chosen_and_asked(
     sent = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
     assert json.loads(sent.stdout) == [0.5, 0.5]
     assert 'TargetModel="a/second.tar.gz"' in browser.code("boto3")
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}the{% endif %}"
+KINDS = {
+    "BertForSequenceClassification": "/LABEL_0/",
+    "BertForTokenClassification": "/LABEL_|No entities/",
+    "BertForQuestionAnswering": "/answer/",
+    "BertForMaskedLM": "/sequence/",
+    "BertModel": "/^We wait/",
+    "T5ForConditionalGeneration": "/generated_text|^\\S+/",
+    "LlamaForCausalLM": "/\\w/",
+    "GPT2LMHeadModel": "/\\w/",
+}  # fmt: skip
+
+
+@pytest.mark.heavy
+def test_each_kind_of_model_answers_its_example(
+    start: Start, browser: Browser, tmp_path: Path
+) -> None:
+    server = start(AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL="true", **RECIPE).ready()
+    for kind in KINDS:
+        folder = serving_kit.save(kind, tmp_path / "kinds" / kind)
+        if kind.startswith("Llama"):
+            tokenizer = serving_kit.tokenizer()
+            tokenizer.chat_template = CHAT
+            tokenizer.save_pretrained(folder)
+        about = {"model_name": kind, "url": str(folder)}
+        server.http.post("/models", json=about).raise_for_status()
+    for kind, shown in KINDS.items():
+        browser.open(server)
+        browser.open(server, kind)
+        status = browser.run("$('note').textContent")
+        assert "status 200" in status, (kind, status, browser.run("document.body.innerText"))
+        assert browser.run(f"{shown}.test($('answer').innerText)"), (
+            kind, browser.run("$('answer').innerText")
+        )  # fmt: skip
