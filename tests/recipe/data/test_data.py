@@ -195,12 +195,33 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
     *("a.old.csv", "a_copy (2).csv", "a Original.csv", "old_a.csv", "Copy of a.csv"),
 ])  # fmt: skip
 def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
-    for file in (name, "part (2).csv", "part (3).csv"):
-        (tmp_path / file).write_text(delimited(ROWS, ","))
+    for index, file in enumerate((name, "part (2).csv", "part (3).csv")):
+        (tmp_path / file).write_text(delimited(ROWS[index:], ","))
     assert len(load({"train": tmp_path}).train) > 60, "no file is called as the copied one"
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
     with pytest.raises(DataError, match=rf"{re.escape(name)} seems to be a copy of a.csv"):
         load({"train": tmp_path})
+
+
+def test_a_file_with_the_bytes_of_another_is_read_once(tmp_path: Path) -> None:
+    for name, rows in {
+        "a.csv": ROWS,
+        "b.csv": ROWS[:9],
+        "backup/a.csv": ROWS,
+        "z.csv": ROWS,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(delimited(rows, ","))
+    test = tmp_path / "test.csv"
+    test.write_text(delimited(ROWS, ","))
+    splits = load({"train": tmp_path})
+    assert [len(splits.train), len(splits.evaluation)] == [39, 30], (
+        "of the test data, none is left out"
+    )
+    lines = [note for note in splits.notes if "the same bytes as" in note]
+    assert [line.split(" is not used")[0] for line in lines] == [
+        str(tmp_path / "backup" / "a.csv"), str(tmp_path / "z.csv")
+    ]  # fmt: skip
 
 
 def test_the_hold_out_is_stratified_and_seeded() -> None:

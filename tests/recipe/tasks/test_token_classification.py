@@ -194,6 +194,8 @@ def test_what_is_no_list_of_words_with_tags_is_refused(
     [
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, ["2 words", "1 tags", "line 3"]),
         ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, ["null in place of word 1", "line 3"]),
+        ({"tokens": ["a", True], "ner_tags": ["O", "O"]}, ["true in place of word 1", "line 3"]),
+        ({"tokens": ["a", "b"], "ner_tags": ["O", None]}, ["the tag null for word 1 ('b')"]),
         ({"tokens": [["a"], "b"], "ner_tags": ["O", "O"]}, ['["a"] in place of word 0', "line 3"]),
         ({"text": "a b", "entities": [[0, 1, "X"], [0, 3, "Y"]]}, ["overlap", "'a'", "line 3"]),
         ({"text": "a b", "entities": [[2, 9, "X"]]}, ["2 to 9", "3 characters", "line 3"]),

@@ -242,7 +242,7 @@ def _tags(
     if not isinstance(words, list):
         return None, []
     for index, word in enumerate(words):
-        if not isinstance(word, (str, int, float)) or word != word:  # NaN
+        if not isinstance(word, (str, int, float)) or isinstance(word, bool) or word != word:  # NaN
             raise DataError(
                 f"{part.where(row)} has {json.dumps(word)[:60]} in place of word {index} in column "
                 f"{columns[0]!r}.",
@@ -268,7 +268,7 @@ def _tags(
         if not is_known:
             among = f" (of {len(classes)} classes, from 0)" if classes is not None else ""
             raise DataError(
-                f"{part.where(row)} has the tag {tag!r} for word {index} ({words[index]!r}) in "
+                f"{part.where(row)} has the tag {json.dumps(tag)} for word {index} ({words[index]!r}) in "
                 f"column {columns[1]!r}{among}.",
                 "Give a name, a number, or -100 for a word without a tag.",
             )

@@ -83,7 +83,7 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         lists or all(isinstance(value, (list, dict)) for value in document.values())
     ):
         raise DataError(
-            f"{path} is one object, not a list of rows. Its keys: {listed(document) or 'none'}.",
+            f"{path} is one object, not a list of rows. Its keys: {listed([*document]) or 'none'}.",
             'Write a list of rows, [{"text": "...", "label": "..."}, ...], for each split into a '
             "file of its own; pandas does by to_json(path, orient='records').",
         )

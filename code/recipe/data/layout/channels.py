@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ def find(
             else:
                 unused = ", ".join(map(str, paths))
                 notes.append(f"{unused} is not used: there is a channel for {split} data.")
+    if not images:  # Tables of the same names of images may lie in several folders.
+        files = {split: _without_copies(paths, notes) for split, paths in files.items()}
     kinds = {split: {name in sharded for name, splits in inside.items() if split in splits}
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
@@ -115,6 +118,21 @@ def find(
         unclear=frozenset(unclear),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
+
+
+def _without_copies(paths: Sequence[Path], notes: list[str]) -> list[Path]:
+    """Return the paths without tables that have the bytes of an earlier one, each with a note."""
+    kept: list[Path] = []
+    by_size: dict[tuple[int, str], list[Path]] = {}
+    for path in paths:
+        if path.is_file() and path.suffix.lower() in sources.TABLE_SUFFIXES:
+            alike = by_size.setdefault((path.stat().st_size, path.suffix), [])
+            if same := next((one for one in alike if filecmp.cmp(one, path, shallow=False)), None):
+                notes.append(f"{path} is not used: it has the same bytes as {same}.")
+                continue
+            alike.append(path)
+        kept.append(path)
+    return kept
 
 
 def _channel_splits(

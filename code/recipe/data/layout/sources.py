@@ -30,7 +30,7 @@ _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
     r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
-_TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
+TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _COPY = re.compile(
     r"(.+?)(?: ?\(\d+\)|[ _.-]+(?:copy|old|backup|bak|orig|original)(?: ?\(?\d+\)?)?)((?:\.\w+)*)"
@@ -95,7 +95,7 @@ def scan(path: Path, images: bool = False) -> Sources:
     by_stem: dict[Path, Path] = {}
     for file in sources.data:
         stem = file.with_name(file.name.removesuffix(".gz"))
-        if stem.suffix.lower() not in _TABLE_SUFFIXES:
+        if stem.suffix.lower() not in TABLE_SUFFIXES:
             continue
         if (other := by_stem.setdefault(stem.with_suffix(""), file)) is not file:
             raise DataError(
@@ -122,7 +122,8 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...], images: bool) -
             sources.cards.append(card)
         for child in sorted(path.iterdir()):
             is_image = images and child.suffix.lower() in image_files.SUFFIXES
-            if child.name.startswith("." if is_image else (".", "_", "~$", "#")):
+            is_hidden = child.name.startswith("." if is_image else (".", "_", "~$"))
+            if is_hidden or re.fullmatch("#.*#", child.name):  # the last: Emacs' unsaved changes
                 sources.passed_over.append(child)
             else:
                 _scan(child, sources, (*above, path.resolve()), images)
