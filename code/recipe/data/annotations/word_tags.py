@@ -268,8 +268,8 @@ def _tags(
         if not is_known:
             among = f" (of {len(classes)} classes, from 0)" if classes is not None else ""
             raise DataError(
-                f"{part.where(row)} has the tag {json.dumps(tag)} for word {index} ({words[index]!r}) in "
-                f"column {columns[1]!r}{among}.",
+                f"{part.where(row)} has the tag {json.dumps(tag)} for word {index} "
+                f"({words[index]!r}) in column {columns[1]!r}{among}.",
                 "Give a name, a number, or -100 for a word without a tag.",
             )
         names.append(None if name == UNTAGGED else str(name))
