@@ -85,8 +85,8 @@ def run(arguments: TrainingArguments, parameters: Mapping[str, str]) -> Iterator
         return
     file, ids = Path(str(arguments.output_dir)) / _IDS, {}
     if arguments.do_train and str(arguments.resume_from_checkpoint).lower() not in ("false", "0"):
-        with contextlib.suppress(OSError, ValueError):
-            ids = json.loads(file.read_text())
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            ids = dict(json.loads(file.read_text()))
     if WANDB in trackers:
         ids[WANDB] = os.environ.setdefault("WANDB_RUN_ID", ids.get(WANDB) or uuid.uuid4().hex)
         os.environ.setdefault("WANDB_RESUME", "allow")

@@ -90,7 +90,7 @@ def find(
                 unused = ", ".join(map(str, paths))
                 notes.append(f"{unused} is not used: there is a channel for {split} data.")
     if not images:  # Tables of the same names of images may lie in several folders.
-        files = {split: _without_copies(paths, notes) for split, paths in files.items()}
+        files = {split: _select_distinct(paths, notes) for split, paths in files.items()}
     kinds = {split: {name in sharded for name, splits in inside.items() if split in splits}
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
@@ -120,7 +120,7 @@ def find(
     )
 
 
-def _without_copies(paths: Sequence[Path], notes: list[str]) -> list[Path]:
+def _select_distinct(paths: Sequence[Path], notes: list[str]) -> list[Path]:
     """Return the paths without tables that have the bytes of an earlier one, each with a note."""
     kept: list[Path] = []
     by_size: dict[tuple[int, str], list[Path]] = {}
