@@ -1,4 +1,5 @@
-"""Runs the commands `amphora train`, `serve`, `predict`, `doctor` and `quantize`."""
+"""Runs the commands `amphora train`, `serve`, `predict`, `doctor`, `quantize` and
+`report`."""
 
 from __future__ import annotations
 
@@ -87,6 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     quantize.add_argument(
         "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
     )
+    report = commands.add_parser(
+        "report",
+        help="compare two runs: scores, hyperparameters, rows that one of them gets right",
+        epilog="output/data/report.html of a run is its own report.",
+    )
+    report.add_argument("runs", metavar="FOLDER", nargs=2, type=Path, help="the folder of a run")
     # Those of a job, which argparse does not know.
     arguments, words = parser.parse_known_args(argv)
     if words and arguments.command not in ("train", "doctor", "quantize"):
@@ -131,6 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.sdk_command:
             raise ConfigError(f"--sdk-command stands with {words[0]!r}.", "Give one of both.")
         return commands.train(words, os.environ)
+    if command == "report":
+        return commands.compare_runs(arguments.runs, os.environ)
     if command == "serve":
         return commands.serve(arguments.folder, arguments.port, os.environ)
     if command == "doctor":

@@ -118,7 +118,7 @@ def prompts(sentences: Any, query: str | None, document: str | None) -> tuple[st
             "The model's pooling leaves out the tokens of prompts, which is not trained here.",
             "Set include_prompt to true in its 1_Pooling/config.json.",
         )
-    if known and not (query or document):  # off, also for calls without a name
+    if any(known.values()) and not (query or document):  # off, also for calls without a name
         sentences.prompts, sentences.default_prompt_name = {QUERY: "", DOCUMENT: ""}, None
         say("prompts: none, unlike the model before training")
     if query or document:

@@ -47,8 +47,8 @@ class _Split:
 
 def inspect(
     task: Task, tokenizer: Tokenizer, lengths: Sequence[int], max_length: int
-) -> tuple[list[Finding], Section]:
-    """Return findings on all rows, the important ones as warnings, and their section of the report.
+) -> tuple[list[Finding], list[Section]]:
+    """Return findings on all rows, the important ones as warnings, and sections of the report.
     In a sharded job, they cover this host's rows.
 
     Args:
@@ -68,16 +68,8 @@ def inspect(
         }
         largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]
         classes = [[name, *(of_split[name] for of_split in counts.values())] for name in largest]
-    section = Section(
-        title="Data",
-        note="\n".join(
-            f"{'WARNING: ' * (one.level == WARNING)}{one.what}: {one} {one.example}".strip()
-            for one in findings
-        ),
-        columns=("class", *splits),
-        rows=classes,
-    )
-    return findings, section
+    sections = [Section(title="Rows of the classes", columns=("class", *splits), rows=classes)]
+    return findings, sections if classes else []
 
 
 def _used_splits(task: Task) -> dict[str, Dataset]:

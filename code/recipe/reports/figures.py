@@ -6,7 +6,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 _BLUE, _GREY = "#2a6fbb", "#8a8f98"
@@ -25,7 +24,6 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _GREY,
 }
-_ANNOTATED = 12
 Array = npt.NDArray[Any]
 
 
@@ -46,7 +44,7 @@ def svg(figure: Any) -> str:
     return Markup(svg[svg.index("<svg") :])
 
 
-def _axes(width: float = 9.4, height: float = 3.2) -> tuple[Any, Any]:
+def _axes(width: float = 5.8, height: float = 3.4) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -59,12 +57,20 @@ def _curves(history: Sequence[Mapping[str, Any]], names: Mapping[str, str], ylab
     for name, label in names.items():
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
         marker = "o" if name.startswith("eval_") else None
-        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=label)
+        axes.plot(
+            *zip(*points, strict=True), marker=marker, markersize=4, label=label, clip_on=False
+        )
     axes.set(xlabel="step", ylabel=ylabel)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.dataLim.ymin >= 0 > axes.get_ylim()[0]:
         axes.set_ylim(bottom=0)
-    figure.legend(loc="outside right center", frameon=False)
+    for highest in (1, 100):  # no score lies above it, and a tenth of it is a visible change
+        if ylabel == "score" and axes.dataLim.ymax <= highest:
+            bottom, top = axes.get_ylim()
+            missing = max(0, 0.1 * highest - (top - bottom)) / 2
+            axes.set_ylim(bottom - missing, min(highest, top + missing))
+            break
+    figure.legend(loc="outside lower center", frameon=False, ncols=min(3, len(names)))
     return figure
 
 
@@ -85,31 +91,6 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
         if name.startswith("eval_") and name not in excluded
     }
     return _curves(history, labels, "score")
-
-
-def confusion(counts: Array, names: Sequence[str]) -> Any:
-    """Return the shares of each true class by colour, counts as text.
-
-    Args:
-        counts: [classes, classes], rows the true ones.
-    """
-    side = min(9.0, 2.2 + 0.45 * len(names))
-    figure, axes = _axes(side + 1.5, side)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.grid(False)
-    ticks = range(len(names))
-    axes.set_xticks(ticks, names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(ticks, names)
-    axes.set(xlabel="predicted", ylabel="true")
-    if len(names) <= _ANNOTATED:
-        for row in ticks:
-            for column in ticks:
-                color = "white" if shares[row, column] > 0.5 else "black"
-                text = f"{counts[row, column]:,}"
-                axes.text(column, row, text, ha="center", va="center", color=color)
-    figure.colorbar(image, label="share of the true class", shrink=0.8)
-    return figure
 
 
 def scatter(true: Array, predicted: Array) -> Any:

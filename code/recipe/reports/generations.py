@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.batching.document_batches import Documents
 from recipe.compat import positions_of
 from recipe.data.column_names import SOURCE, TARGET
+from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.section import Section
 
 _SHOWN, _SHOWN_TEXTS = 4, 6
@@ -48,7 +50,7 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
             )
         generated = output[0, start:].cpu().numpy()
         parts = (ids[:start], generated, ids[start : start + _NEW])
-        shown.append([str(tokenizer.decode(part.tolist())) for part in parts])
+        shown.append([_readable(tokenizer, part.tolist()) for part in parts])
     return Section(
         title="Generated text, evaluation data",
         columns=("prompt", "the model", "the data"),
@@ -56,15 +58,25 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
     )
 
 
+def _readable(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return the text of tokens, with a new line for special ones, such as a turn's marks."""
+    special = set(tokenizer.all_special_ids)
+    runs = itertools.groupby(ids, key=special.__contains__)
+    texts = (str(tokenizer.decode(list(run))).strip() for is_special, run in runs if not is_special)
+    return "\n".join(filter(None, texts))
+
+
 @dataclass(frozen=True)
-class GeneratedTexts:
+class GeneratedTexts(PredictedAnswers):
     """Text generated for some rows of a data set."""
 
     rows: Sequence[int]
     texts: Sequence[str]
     data: datasets.Dataset
     """All rows, with the columns `source` and `target`."""
-    split: str = "evaluation"
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield for each row the line that do_predict writes."""

@@ -1,13 +1,12 @@
-"""Write predictions.jsonl for `do_predict`, and report a classifier's last answers."""
+"""Report a classifier's last answers."""
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,53 +14,24 @@ from datasets import Dataset
 from scipy.special import expit, softmax  # type: ignore[import-untyped]
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from recipe.console import say
-from recipe.data.held_out import DataSets
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
-from recipe.reports import figures
+from recipe.reports import figures, matrix
+from recipe.reports.last_answers import Baseline, Mistake, PredictedAnswers
 from recipe.reports.section import Section
-from recipe.storage import atomic
 
-NAME = "predictions.jsonl"
-_MISTAKES, _SHOWN_CHARS = 12, 280
-_MOST_IN_MATRIX = 40
 Array = npt.NDArray[Any]
 
 
-class PredictedAnswers(Protocol):
-    """A model's answers to the rows of a split."""
-
-    @property
-    def split(self) -> str: ...
-
-    def sections(self) -> Sequence[Section]:
-        """Return the report's sections on them."""
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Return the entry of each row, as JSON values; `row` is its number in the split."""
-
-
-def write(answers: PredictedAnswers, data: DataSets, folder: Path, remedy: str) -> None:
-    """Write a JSON line for each row, with its file and line, in the order of the data."""
-    located = ({**data.entry(answers.split, row.pop("row")), **row} for row in answers.lines())
-    lines = [json.dumps(row, ensure_ascii=False) for row in located]
-    text = "\n".join(lines) + "\n"
-    with atomic.results(NAME, folder, len(text.encode()), remedy) as aside:
-        (aside / NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
-    say(f"{len(lines)} predictions for the {answers.split} data written to {folder}/{NAME}")
-
-
 @dataclass(frozen=True, kw_only=True)
-class Predictions:
+class Predictions(PredictedAnswers):
     """The model's last answers on the split that it is evaluated on."""
 
-    split: str
     labels: Labels
     outputs: Array
     """[N, classes], or [N, 1] for a number."""
     true: Array
     """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
-    rows: Sequence[Mapping[str, Any]] | Dataset
+    rows: Dataset
     """The data of the split."""
     columns: Sequence[str]
     """The columns of `rows` with a text, or a pair of texts; none if the data is tokenised, or on
@@ -115,33 +85,44 @@ class Predictions:
                     "true": names[true],
                 }
 
+    def __len__(self) -> int:
+        return len(self.true)
+
+    @property
+    def measure(self) -> str:
+        """Return what sorts mistakes."""
+        return "difference" if self.labels.problem == NUMBER else "confidence"
+
     def sections(self) -> list[Section]:
-        """Return a figure of all answers, the scores of each class, the worst mistakes."""
-        sections = []
+        """Return a figure of all answers, the usual confusions, the scores of each class."""
         names, problem = self.labels.names, self.labels.problem
         if problem == NUMBER:
             title = f"Predicted and true numbers, {self.split} data"
             draw = functools.partial(figures.scatter, self.true, self.predicted)
-            sections.append(Section(title=title, figure=draw))
-        elif problem == SINGLE and len(names) <= _MOST_IN_MATRIX:
-            counts = confusion_matrix(self.true, self.predicted, labels=range(len(names)))
-            draw = functools.partial(figures.confusion, counts, names)
-            sections.append(Section(title=f"Confusion matrix, {self.split} data", figure=draw))
-        if problem != NUMBER:
-            sections.append(self._classes())
-        mistakes = self._mistakes()
-        sections.append(
+            return [Section(title=title, figure=draw)]
+        if problem == SEVERAL:
+            return [self._classes()]
+        counts = confusion_matrix(self.true, self.predicted, labels=range(len(names)))
+        sections = [
             Section(
-                title=f"Worst mistakes, {self.split} data",
-                note="" if mistakes else f"None of {len(self.true)} texts.",
-                columns=("text", "true", "predicted", "score"),
-                rows=mistakes,
+                title=f"Confusion matrix, {self.split} data",
+                note=matrix.explain(names),
+                figure=functools.partial(matrix.draw, counts, names),
             )
-        )
+        ]
+        if len(names) > 2:
+            sections.append(
+                Section(
+                    title=f"Most frequent confusions, {self.split} data",
+                    columns=("true", "predicted", "rows", "of the true class"),
+                    rows=matrix.confusions(counts, names),
+                )
+            )
+        sections.append(self._classes())
         return sections
 
     def _classes(self) -> Section:
-        """Return a table with the scores of each class."""
+        """Return a table with the scores of each class, the worst first."""
         names, is_set = self.labels.names, self.labels.problem == SEVERAL
         true = self.true > 0.5 if is_set else self.true
         scores = precision_recall_fscore_support(
@@ -152,26 +133,60 @@ class Predictions:
         if self.thresholds is not None:
             columns.append("threshold")
             values.append(self.thresholds.tolist())
-        rows = [*zip(*values, strict=True)]
+        rows = sorted(zip(*values, strict=True), key=operator.itemgetter(3))
         return Section(title=f"Classes, {self.split} data", columns=columns, rows=rows)
 
-    def _mistakes(self) -> list[list[str | float]]:
-        """Return the wrong predictions of the highest confidence, worst first."""
+    def mistakes(self, most: int) -> tuple[int, list[Mistake]]:
+        """Return the wrong predictions, those of the highest confidence first; of numbers, those
+        that are farthest from the true ones."""
         scores, problem = self.scores, self.labels.problem
         rows = np.arange(len(self.true))
         if problem == SINGLE:
-            wrong = self.predicted != self.true
-            badness = scores[rows, self.predicted] - scores[rows, self.true]
+            wrong, measures = self.predicted != self.true, scores.max(axis=1)
         elif problem == SEVERAL:
-            wrong = (self.predicted != (self.true > 0.5)).any(axis=1)
-            badness = np.abs(scores - self.true).max(axis=1)
+            differs = self.predicted != (self.true > 0.5)
+            wrong = differs.any(axis=1)
+            # How sure the model is of the label that it got most wrong.
+            certainty = np.where(self.predicted, scores, 1 - scores)
+            measures = np.where(differs, certainty, 0).max(axis=1)
         else:
-            wrong, badness = np.ones(len(rows), dtype=bool), np.abs(self.predicted - self.true)
-        worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
-        show, shown = self.labels.show, []
-        for row in worst:
-            texts = [self.rows[row][column][:_SHOWN_CHARS] for column in self.columns]
-            score = "" if problem == NUMBER else float(scores[row].max())
-            text = "\n\n".join(texts) or f"row {row}"
-            shown.append([text, show(self.true[row]), show(self.predicted[row]), score])
-        return shown
+            measures = np.abs(self.predicted - self.true)
+            wrong = measures > 0
+        order = rows[wrong][np.argsort(-measures[wrong], kind="stable")][:most]
+        columns = [self.rows.select(order)[column] for column in self.columns if self.rows]
+        texts = ["\n\n".join(cells) for cells in zip(*columns, strict=True)] or [""] * len(order)
+        show = self.labels.show
+        return int(wrong.sum()), [
+            Mistake(
+                row=row,
+                text=text,
+                true=show(self.true[row]),
+                predicted=show(self.predicted[row]),
+                measure=float(measures[row]),
+            )
+            for row, text in zip(order.tolist(), texts, strict=True)
+        ]
+
+    def baseline(self, score: str) -> Baseline | None:
+        """Return the accuracy of always answering the most frequent class, or the error of always
+        answering the mean."""
+        if self.labels.problem == SINGLE and score == "accuracy" and len(self.true):
+            counts = np.bincount(self.true, minlength=len(self.labels.names))
+            what = f"always answering {self.labels.names[int(counts.argmax())]}"
+            return Baseline(what=what, score=float(counts.max() / counts.sum()))
+        if self.labels.problem == NUMBER and score == "mse" and len(self.true):
+            return Baseline(what="always answering the mean", score=float(self.true.var()))
+        return None
+
+    def never_predicted(self) -> list[str]:
+        """Return the classes of rows that are never predicted."""
+        if self.labels.problem == NUMBER:
+            return []
+        if self.labels.problem == SINGLE:
+            missing = sorted({*self.true.tolist()} - {*self.predicted.tolist()})
+        else:
+            missing = np.flatnonzero((self.true > 0.5).any(0) & ~self.predicted.any(0)).tolist()
+        return [self.labels.names[number] for number in missing]
+
+    def class_count(self) -> int:
+        return len(self.labels.names)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from recipe.reports import figures
 from recipe.reports.model_card import Facts, versions
 from recipe.reports.section import Section
+from recipe.reports.verdict import Verdict, prefix_of
 
 Array = npt.NDArray[Any]
 
@@ -26,6 +27,9 @@ class Material:
     facts: Facts
     history: Sequence[Mapping[str, Any]]
     """The Trainer's log."""
+    verdict: Verdict
+    warnings: Sequence[tuple[str, str]]
+    """What a warning is about, and the warning."""
     sections: Sequence[Section]
     """The task's sections about the model's answers."""
     lengths: Array
@@ -51,22 +55,26 @@ def write(material: Material, folder: Path) -> Path:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
+    history = material.history
+    evaluations = len({entry["step"] for entry in history if "eval_loss" in entry})
     sections = [
-        Section(
-            title="Loss",
-            figure=functools.partial(figures.loss, material.history),
-        ),
-        Section(title="Evaluation", figure=functools.partial(figures.evaluation, material.history)),
+        Section(title="Loss", figure=functools.partial(figures.loss, history)),
+        # One evaluation is in the tiles.
+        *([Section(title="Evaluation", figure=functools.partial(figures.evaluation, history))]
+          if evaluations > 1 else []),
         *material.sections,
         Section(title="Time", columns=("phase", "seconds"), rows=[*material.phases.items()]),
-    ]
+    ]  # fmt: skip
     with warnings.catch_warnings(), figures.style():
         warnings.simplefilter("ignore")  # about glyphs that matplotlib's font lacks
-        drawn = [figures.svg(item.figure()) if item.figure else "" for item in sections]
+        drawn = [_drawn(section) for section in sections]
     page = environment.get_template("report.html.j2").render(
         facts=material.facts,
+        base=base_name(material.facts),
+        verdict=material.verdict,
+        warnings=material.warnings,
         tiles=_tiles(material),
-        sections=zip(sections, drawn, strict=True),
+        sections=list(zip(sections, drawn, strict=True)),
         # transformers' speeds include evaluations, and would contradict the tile's.
         metrics={
             name: f"{value:.6g}"
@@ -82,10 +90,32 @@ def write(material: Material, folder: Path) -> Path:
     return path
 
 
+def _drawn(section: Section) -> Any:
+    """Return the section's figure as HTML."""
+    figure = section.figure() if section.figure else ""
+    return figure if isinstance(figure, str) else figures.svg(figure)
+
+
+def base_name(facts: Facts) -> str:
+    """Return the base model's name; of a folder, the part of its path that is a name."""
+    if not facts.base_is_local:
+        return facts.base_model
+    # `amphora train` links the channel to the folder that it was given.
+    folders = Path(facts.base_model).resolve().parts
+    parts = [part for part in folders if part not in _USUAL_FOLDERS]
+    cached = [part for part in parts if part.startswith("models--")]
+    if cached:
+        return cached[-1].removeprefix("models--").replace("--", "/")
+    return parts[-1] if parts else "a model of the channel"
+
+
+_USUAL_FOLDERS = {"/", "opt", "ml", "input", "data", "model", "models", "checkpoints", "output"}
+
+
 def _tiles(material: Material) -> dict[str, str]:
     """Return the figures at the top of the report."""
     metrics, real = material.facts.metrics, int(material.lengths.sum())
-    prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
+    prefix = prefix_of(metrics)
     tile_values = [
         (name, metrics[f"{prefix}_{name}"])
         for name in material.facts.about.headline

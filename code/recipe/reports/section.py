@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MISTAKES = "mistakes.csv"
+"""The file of wrong answers next to the report."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -15,8 +18,14 @@ class Section:
     note: str = ""
     """Lines above the table, or instead of it."""
     figure: Callable[[], Any] | None = None
-    """Draws a matplotlib Figure."""
+    """Draws a matplotlib Figure, or returns HTML."""
     columns: Sequence[str] = ()
     """The headings of the table."""
     rows: Sequence[Sequence[Any]] = ()
     """The cells: texts, of which the page shows the beginning, and numbers."""
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether the table has long texts: on narrow screens, each row is a block."""
+        cells = [cell for row in self.rows for cell in row[1:]]
+        return any(isinstance(cell, str) for cell in cells)

@@ -29,8 +29,8 @@ from recipe.errors import HyperparameterError, ModelError, RowError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders, pretrained
 from recipe.models.pretrained import Source
+from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.model_card import About
-from recipe.reports.predictions import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.settings import DataSettings, ModelSettings
@@ -44,7 +44,7 @@ Model = tuple[PreTrainedModel, Tokenizer]
 Batches = Sequence[tuple[Samples, Rows]]
 """The rows of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
-_FEW, _SHOWN_ROWS, _COMPARED_ROWS = 8, 3, 32
+_FEW, _SHOWN_ROWS, _COMPARED_ROWS = 10, 3, 32
 SHOWN_CHARS = 70
 """How many characters of a text a finding shows."""
 
@@ -251,10 +251,11 @@ class Task(ABC):
             raise error.located(self.data.where(use, row)) from error
 
     def some_samples(
-        self, tokenizer: Tokenizer, max_length: int, rows: Sequence[int]
+        self, tokenizer: Tokenizer, max_length: int, rows: Sequence[int], evaluated: int
     ) -> dict[str, Samples]:
-        """Return the samples of some rows of `data.train`, and of the first evaluation rows."""
-        few = range(min(_FEW, len(self.data.evaluation)))
+        """Return the samples of some rows of `data.train`, and of the first evaluation rows, as
+        many as a batch has, or more than are too few for a score."""
+        few = range(min(max(_FEW, evaluated), len(self.data.evaluation)))
         splits = {
             "train": self.data.train.select(rows), "evaluation": self.data.evaluation.select(few),
         }  # fmt: skip

@@ -113,6 +113,11 @@ class Forecast(TrainerCallback):
         """Return whether the job's time is limited."""
         return self._budget is not None
 
+    @property
+    def planned(self) -> int:
+        """Return the steps of the training without a budget; 0 before it begins."""
+        return self._planned
+
     def elapsed(self) -> float:
         """Return the seconds of the job so far; with a budget, those before a resume too."""
         return self._used + self._clock() - self._started

@@ -124,7 +124,9 @@ def _trial(
         return Finding(level=WARNING, what="trial", detail=detail)
     whole = {name: len(split) for name, split in named_splits(task.data).items()}
     began = time.monotonic()
-    samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
+    samples = task.some_samples(
+        loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
+    )
     setup = began - started + (time.monotonic() - began) * whole["train"] / max(1, len(rows))
     on_gpu = plan.arguments.device.type == "cuda"
     with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
@@ -181,7 +183,9 @@ def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Fi
     """Compare the memory that a process keeps from step to step with what the device has free. What
     a batch adds depends on kernels and allocators: a trial measures it."""
     task, model, args, given = plan.task, loaded.model, plan.arguments, plan.hyperparameters
-    samples = task.some_samples(loaded.tokenizer, loaded.max_length, rows)
+    samples = task.some_samples(
+        loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
+    )
     stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
     resolution.add_stop_tokens(stops, loaded, table)
     batch_layout.decide(loaded, batch_layout.requested_cut(args), samples, table)

@@ -27,11 +27,11 @@ from recipe.plan import data_report, resolution
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
-from recipe.reports import model_card, predictions, report, tracking
+from recipe.reports import last_answers, model_card, report, tracking, verdict
 from recipe.reports.section import Section
 from recipe.runtime import device, distribution, host_order, memory, xla
 from recipe.storage import atomic, hub
-from recipe.tasks.base import OK, WARNING, Finding
+from recipe.tasks.base import OK, WARNING, Finding, judged_split
 from recipe.training import engine, host_samples, job_identity, proving, quantization
 from recipe.training import forecast as forecasting
 from recipe.training.engine import Engine
@@ -99,7 +99,7 @@ def run(
         output = folders.output_data_dir
         # arguments.parse has refused do_predict for tasks that do not support it.
         if given.predicts and (answers := plan.task.answers()) is not None:
-            predictions.write(answers, plan.task.data, output, _REMEDY)
+            last_answers.write(answers, plan.task.data, output, _REMEDY)
         if given.trains:
             job.write_report(facts, watch.seconds)
     if xla.is_used():
@@ -267,10 +267,26 @@ class _Job:
             training = seconds["training"] - evaluating
             phases = {**seconds, "training": training, "evaluation": evaluating}
             phases["saving"] = phases.pop("saving")  # last
+            task, history = self.plan.task, trainer.state.log_history
+            sections = [*task.sections(trainer, self.samples)]
+            remedy = "Free space there; the model and metrics.json are already written."
+            if (answers := task.answers()) is not None:
+                mistakes = last_answers.write_mistakes(answers, task.data, folder, remedy)
+                sections += [] if mistakes is None else [mistakes]
+            # A budget shortens the training; early stopping ends it.
+            planned = 0 if trainer.forecast is None else trainer.forecast.planned
+            split, rows = judged_split(task.data)
+            planned = planned if trainer.state.max_steps < planned else 0
             material = report.Material(
                 facts=facts,
-                history=trainer.state.log_history,
-                sections=[*self.data_sections, *self.plan.task.sections(trainer, self.samples)],
+                history=history,
+                verdict=verdict.judge(facts, history, answers, planned, (split, len(rows))),
+                warnings=[
+                    (row.what, ", ".join(filter(None, (str(row), row.example))))
+                    for row in self.table.rows
+                    if row.level == WARNING
+                ],
+                sections=[*sections, *self.data_sections],
                 lengths=trainer.training_lengths(),
                 max_length=self.loaded.max_length,
                 computed_tokens=trainer.tokens_computed(),
@@ -279,7 +295,6 @@ class _Job:
                 hosts=self.plan.host_count,
                 epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
             )
-            remedy = "Free space there; the model and metrics.json are already written."
             with atomic.results("The report", folder, _REPORT_BYTES, remedy) as aside:
                 report.write(material, aside)
             say(f"report written to {folder}/report.html")
@@ -301,12 +316,11 @@ def _make(
     with waits():
         loaded = resolution.load(plan, table)
     watch.lap("model")
-    sections = []
+    sections: list[Section] = []
     # A host may have no rows of sharded channels.
     if is_first_process() and given.trains and len(task.data.train):
         lengths = data_report.sampled_lengths(task, loaded.tokenizer)
-        findings, section = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
-        sections.append(section)
+        findings, sections = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
         for finding in findings:
             table.append(finding)
         watch.lap("data report")

@@ -74,6 +74,12 @@ def quantize(
     )
 
 
+def compare_runs(runs: Sequence[Path], environ: Mapping[str, str]) -> int:
+    """Print what differs between two runs; return an exit code."""
+    script = entry_point.recipe_dir(environ) / "compare.py"
+    return subprocess.run([sys.executable, str(script), *map(str, runs)], check=False).returncode
+
+
 def show_hyperparameters(name: str, environ: Mapping[str, str]) -> int:
     """Print the recipe's hyperparameters by group, or what is known of one. Return an exit code."""
     script = entry_point.recipe_dir(environ) / "train.py"

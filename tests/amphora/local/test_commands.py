@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from amphora.cli import main
 from amphora.common.errors import ConfigError
 from amphora.local import local_job
 from tests.support.job_tree import clean_environ
@@ -172,3 +173,33 @@ def test_hyperparameters_are_shown_by_group_and_one_of_them_whole() -> None:
     one = amphora("train", "--help", "lr", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
     assert "Peak learning rate" in one and "--lora_r" not in one
     assert os.linesep in one
+
+
+def test_two_runs_are_compared_by_scores_settings_and_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {"a": [(3, "yes"), (8, "no")], "b": [(8, "no")]}
+    for number, (name, rows) in enumerate(wrong.items()):
+        output = tmp_path / name / "output" / "data"
+        output.mkdir(parents=True)
+        scores = {"eval_accuracy": 0.5 + number / 4, "eval_loss": 0.5 + number, "epoch": 1.0}
+        (output / "metrics.json").write_text(json.dumps(scores))
+        lines = [
+            f"t.csv,{line},{true},{'a' * line},0.{line},the text {line}" for line, true in rows
+        ]
+        text = "\n".join(["file,line,true,predicted,confidence,text", *lines])
+        (output / "mistakes.csv").write_text(text)
+        given = tmp_path / name / "input" / "config" / "hyperparameters.json"
+        given.parent.mkdir(parents=True)
+        given.write_text(json.dumps({"epochs": "3", **({"lr": "1e-4"} if number else {})}))
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert lines[1:3] == ["eval_accuracy 0.5 0.75 +0.25 better", "eval_loss 0.5 1.5 +1 worse"]
+    assert "lr - 1e-4" in lines and not any(line.startswith(("epoch", "epochs")) for line in lines)
+    assert lines[lines.index("Wrong in the first run only: 1 rows") + 1] == (
+        "t.csv line 3: 'the text 3' is yes, predicted aaa"
+    )
+    assert lines[-1] == "Wrong in the second run only: 0 rows"
+    (tmp_path / "b" / "output" / "data" / "metrics.json").unlink()
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "b has no output/data/metrics.json" in capfd.readouterr().err

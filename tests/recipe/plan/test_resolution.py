@@ -363,7 +363,7 @@ def test_data_that_is_not_evaluated_has_no_findings(has_test: bool, tmp_path: Pa
         channels["test"] = write(tmp_path / "test", CLEAN[:3])
     given = parse(["--task", "text-classification", "--eval_strategy", "no"])
     made = task_table.load("text-classification")(channels, given)
-    results, section = data_report.inspect(made, make_tokenizer(), [3, 4], 8)
+    results, (section,) = data_report.inspect(made, make_tokenizer(), [3, 4], 8)
     assert {finding.what for finding in results} == {"lengths", "truncation"}
     assert section.columns == ("class", "train") and section.rows == [["a", 20], ["b", 20]]
 

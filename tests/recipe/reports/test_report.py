@@ -1,22 +1,36 @@
 """The report and the model card."""
 
+import csv
 import dataclasses
+import io
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from markupsafe import Markup
 from transformers import TrainingArguments
 
+from recipe.data.files.part import SourceFile
+from recipe.data.held_out import DataSets
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.reports import figures, model_card, predictions, report, tracking
+from recipe.reports import (
+    figures,
+    last_answers,
+    matrix,
+    model_card,
+    predictions,
+    report,
+    tracking,
+    verdict,
+)
 from recipe.reports.model_card import Facts
 from tests.support.jobs import QUICK, Job
 from tests.support.words import write_reviews
@@ -32,10 +46,13 @@ SINGLE_LABEL = predictions.Predictions(
     labels=Labels(("cost $5$", "<b>bold</b>")),
     outputs=np.array([[2.0, -2.0], [3.0, -3.0], [0.5, 0.0], [-2.0, 2.0]]),
     true=np.array([0, 1, 1, 1]),
-    rows=[{"text": text, "other": f"other {PROBE}"} for text in
-          ("right", f"most wrong {PROBE}", "a little wrong", "x" * 1000)],
+    rows=datasets.Dataset.from_list([
+        {"text": text, "other": f"other {PROBE}"}
+        for text in ("right", f"most wrong {PROBE}", "a little wrong", "x" * 1000)
+    ]),
     columns=["text"],
 )  # fmt: skip
+NOWHERE = DataSets(train=SINGLE_LABEL.rows, evaluation=SINGLE_LABEL.rows, test=None, notes=[])
 
 
 def material(
@@ -53,6 +70,8 @@ def material(
     values: dict[str, Any] = {
         "facts": facts,
         "history": HISTORY,
+        "verdict": verdict.judge(facts, HISTORY, answers, 0, ("test", 4)),
+        "warnings": [("leak", f"2 of 4 rows {PROBE}")],
         "sections": () if answers is None else answers.sections(),
         "lengths": np.array([4, 8, 12, 16]),
         "max_length": 20,
@@ -85,7 +104,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_one_page_with_its_figures(written: Path) -> None:
     page = written.read_text()
     assert [path.name for path in written.parent.iterdir()] == ["report.html"]
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 1, "one evaluation makes no figure"
     assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
     assert "hf_planted" not in page
     assert "prefers-color-scheme: dark" in page
@@ -102,8 +121,10 @@ def test_its_figures_are_right(written: Path) -> None:
     assert "3 cost (3 x 2 an hour)" in text
     assert "1.000 0.333 0.500 3" in text, "precision, recall, F1 and rows of the second class"
     assert "cost" not in " ".join(report._tiles(material(price_per_hour=None)))
-    shares = figures.confusion(np.array([[1, 1], [0, 4]]), "ab").axes[0].images[0].get_array()
-    assert shares.tolist() == [[0.5, 0.5], [0, 1]]
+    cells = re.findall(
+        r'--share:(\d+)%" class="(?:full)?">(\d*)<', matrix.draw(np.array([[1, 1], [0, 4]]), "ab")
+    )
+    assert cells == [("50", "1"), ("50", "1"), ("0", ""), ("100", "4")]
 
 
 @pytest.mark.parametrize("columns", [["text"], ["text", "other"]])
@@ -112,10 +133,24 @@ def test_the_worst_mistake_comes_first_and_is_shown_as_text(
     columns: list[str], tmp_path: Path
 ) -> None:
     answers = dataclasses.replace(SINGLE_LABEL, columns=columns)
-    assert PROBE not in report.write(material(answers), tmp_path).read_text()
-    shown = [row[0] for row in answers.sections()[-1].rows]
+    source = SourceFile(path=tmp_path / "a.csv", name="train/a.csv")
+    data = dataclasses.replace(
+        NOWHERE, sources=[source], addresses={"test": np.array([2, 9, 4, 7])}
+    )
+    section = last_answers.write_mistakes(answers, data, tmp_path, "")
+    assert (
+        section is not None
+        and PROBE not in report.write(material(answers, sections=[section]), tmp_path).read_text()
+    )
     second = f"\n\nother {PROBE}" * (len(columns) - 1)
-    assert shown == [f"most wrong {PROBE}{second}", f"a little wrong{second}"]
+    texts = [f"most wrong {PROBE}{second}", f"a little wrong{second}"]
+    assert [row[0] for row in section.rows] == texts
+    assert [row[-1] for row in section.rows] == ["train/a.csv line 9", "train/a.csv line 4"]
+    table = list(csv.DictReader(io.StringIO((tmp_path / "mistakes.csv").read_text())))
+    assert [(row["file"], row["line"], row["text"]) for row in table] == [
+        ("train/a.csv", "9", texts[0]), ("train/a.csv", "4", texts[1]),
+    ]  # fmt: skip
+    assert table[0]["true"] == "<b>bold</b>" and float(table[0]["confidence"]) > 0.99
 
 
 @pytest.mark.parametrize(
@@ -134,14 +169,14 @@ def test_sets_of_labels_and_numbers_have_reports_too(
         labels=labels,
         outputs=np.array([[2.0, -2.0], [3.0, -3.0]])[:, : len(labels.names)],
         true=true,
-        rows=[{"text": "first"}, {"text": "second"}],
+        rows=datasets.Dataset.from_list([{"text": "first"}, {"text": "second"}]),
         columns=["text"],
     )
     page = report.write(material(given), tmp_path).read_text()
-    assert "confusion" not in page.lower()
+    assert "confusion" not in words(page).lower()
     drawn = [section for section in given.sections() if section.figure]
     assert len(drawn) == (labels.problem == NUMBER)
-    assert given.sections()[-1].rows[0][0] == "second"
+    assert given.mistakes(9)[1][0].text == "second"
     if labels.problem == NUMBER:
         assert [line["true"] for line in given.lines()] == [3.1, -3.0]
 
@@ -149,14 +184,15 @@ def test_sets_of_labels_and_numbers_have_reports_too(
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) -> None:
     page = report.write(material(None), tmp_path).read_text()
-    assert page.count("<svg") == 2
-    assert "mistakes" not in page
+    assert page.count("<svg") == 1
+    assert "mistakes" not in page.lower()
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_it_names_the_job_and_leaves_out_what_is_another_task_s(tmp_path: Path) -> None:
     chosen = Hyperparameters(task="text-classification", class_weight="balanced").as_text()
-    facts = dataclasses.replace(material().facts, job_name="reviews-1", hyperparameters=chosen)
+    facts = dataclasses.replace(material().facts, job_name="reviews-1", hyperparameters=chosen,
+                                base_is_local=False)  # fmt: skip
     text = " ".join(words(report.write(material(facts=facts), tmp_path).read_text()).split())
     assert re.search(r"some/model · reviews-1 · 20\d\d-\d\d-\d\d \d\d:\d\d UTC", text)
     assert "class_weight balanced" in text
@@ -284,3 +320,81 @@ def test_a_run_of_wandb_is_kept_offline_without_its_key(
     assert not [path for path, kept in written.items() if b"hf_planted" in kept]
     assert not [path for path, kept in written.items() if key.encode() in kept]
     assert key not in job.log + job.errors
+
+
+def judged(
+    metrics: Mapping[str, float], answers: Any = None, history: Any = (), planned: int = 0
+) -> verdict.Verdict:
+    facts = dataclasses.replace(material().facts, metrics=metrics)
+    return verdict.judge(facts, history, answers, planned, ("evaluation", 50))
+
+
+def test_the_verdict_compares_with_the_usual_answer_and_the_model_before() -> None:
+    true = np.array([0, 0, 0, 1, 2, 2])
+    outputs = np.eye(3)[[0, 0, 0, 0, 1, 1]]
+    answers = predictions.Predictions(
+        split="test", labels=Labels(("a", "b", "c")), outputs=outputs, true=true,
+        rows=datasets.Dataset.from_dict({"text": ["t"] * 6}), columns=["text"],
+    )  # fmt: skip
+    before = [
+        {"step": 0, "eval_accuracy": 0.6},
+        {"step": 9, "eval_loss": 1.0, "eval_accuracy": 0.5},
+    ]
+    bad = judged({"test_accuracy": 0.5}, answers, before)
+    assert bad.is_warning and bad.sentences == [
+        "The accuracy is 0.5 on 6 test rows (\u00b1 0.40, as there are few); always answering a would "
+        "give 0.5; the model before training had 0.6.",
+        "So training has not made it better than that.",
+        "1 of 3 classes are never predicted: c.",
+    ]
+    good = judged({"test_accuracy": 0.9}, dataclasses.replace(answers, outputs=np.eye(3)[true]))
+    assert not good.is_warning and len(good.sentences) == 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "history", "planned", "expected"),
+    [
+        ({}, [], 0, "Nothing was evaluated"),
+        ({"eval_loss": 0.5}, [{"step": 40, "loss": 1.0}], 90, "ended training after 40 of 90 steps"),
+        ({"eval_loss": 0.5}, [{"step": 40, "loss": 1.0}], 40, ""),
+        ({"eval_loss": 1.5}, [{"step": 4, "eval_loss": 1.0}, {"step": 8, "eval_loss": 1.5}], 0,
+         "lowest at step 4 \\(1\\) and is 1.5 at the end"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_was_cut_or_too_long(
+    metrics: Mapping[str, float], history: Any, planned: int, expected: str
+) -> None:
+    sentences = judged(metrics, None, history, planned).sentences
+    assert re.search(expected, sentences[-1])
+    assert len(sentences) == 1 + bool(expected and metrics)
+
+
+def test_a_matrix_of_many_classes_names_the_usual_confusions() -> None:
+    names = [f"class <{number}>" for number in range(100)]
+    counts = np.eye(100, dtype=int) * 9
+    counts[3, 7], counts[8, 2] = 5, 6
+    page = matrix.draw(counts, names)
+    assert page.count("<rect") == 102 and "class &lt;3&gt; as class &lt;7&gt;: 5" in page
+    assert matrix.confusions(counts, names) == [
+        [names[8], names[2], 6, "40%"], [names[3], names[7], 5, "36%"],
+    ]  # fmt: skip
+
+
+def test_a_score_s_axis_ends_at_its_highest_value() -> None:
+    history = [
+        {"step": step, "eval_loss": 1.0, "eval_f1": score} for step, score in ((1, 0.98), (2, 1.0))
+    ]
+    axes = figures.evaluation(history).axes[0]
+    assert axes.get_ylim()[1] == 1 and axes.get_ylim()[0] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/opt/ml/input/data/model", "a model of the channel"),
+        ("/models/bge-small/model", "bge-small"),
+        ("/cache/models--BAAI--bge-small/snapshots/ab12", "BAAI/bge-small"),
+    ],
+)
+def test_the_base_model_is_named_without_its_path(path: str, name: str) -> None:
+    assert report.base_name(dataclasses.replace(material().facts, base_model=path)) == name

@@ -99,15 +99,15 @@ def test_card_and_report_tell_how_and_how_good_and_no_secret(trained: Job) -> No
     page = (trained.output / "report.html").read_text()
     for words in (
         "Confusion matrix, evaluation data",
-        "None of 20 texts.",
+        "The accuracy is 1 on 20 evaluation rows",
+        "None of 20 answers is wrong.",
         "cost (1 x 3.6 an hour)",
     ):
         assert words in page
-    (findings,) = re.findall(r'<h2>Data</h2>\n<p class="text">(.*?)</p>', page, re.DOTALL)
-    assert [line.partition(":")[0] for line in findings.splitlines()][-2:] == [
-        "lengths",
-        "truncation",
-    ]
+    decisions = re.findall(r'<td class="label">([\w ]+)</td>', page)
+    assert decisions.count("lengths") == decisions.count("truncation") == 1
+    header = "file,line,true,predicted,confidence,text"
+    assert (trained.output / "mistakes.csv").read_text().splitlines() == [header]
     assert "very-secret" not in page
     assert list((trained.base / "output" / "tensorboard").glob("events.out.tfevents.*"))
 

@@ -5,7 +5,7 @@ A question with its choices is a list to rerank, one of whose texts is relevant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from scipy.special import softmax  # type: ignore[import-untyped]
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
-from recipe.data.relevance import SCORES, TEXTS
+from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.models import pretrained, ranking_losses
 from recipe.models.pretrained import Source
+from recipe.reports.last_answers import Baseline, Mistake, PredictedAnswers
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
 from recipe.tasks.base import Model, named_splits
 from recipe.tasks.multiple_choice import data as questions
 from recipe.tasks.multiple_choice.model import patch_forward_for_choices
@@ -93,10 +93,9 @@ class MultipleChoice(Reranking):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenAnswers:
+class ChosenAnswers(PredictedAnswers):
     """The model's last answers on the split that it is evaluated on."""
 
-    split: str
     data: Dataset
     scores: Array
     """[choices of all rows]"""
@@ -115,9 +114,29 @@ class ChosenAnswers:
                 "scores": [round(float(chance), 6) for chance in chances],
             }
 
-    def sections(self) -> Sequence[Section]:
-        """Return none: `Reranking` has those of the report."""
-        return ()
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def mistakes(self, most: int) -> tuple[int, list[Mistake]]:
+        """Return the questions with a wrong choice, those of the highest probability first."""
+        lines = [line for line in self.lines() if line["index"] != line["true"]]
+        lines.sort(key=lambda line: -max(line["scores"]))
+        chosen = self.data.select([line["row"] for line in lines[:most]])
+        return len(lines), [
+            Mistake(
+                row=line["row"],
+                text=sample[QUERY],
+                true=sample[TEXTS][line["true"]],
+                predicted=line["choice"],
+                measure=max(line["scores"]),
+            )
+            for line, sample in zip(lines, chosen, strict=False)
+        ]
+
+    def baseline(self, score: str) -> Baseline | None:
+        """Return the accuracy of choosing at random."""
+        chance = float(np.mean([1 / (span.stop - span.start) for span in self.lists.spans()]))
+        return Baseline(what="choosing at random", score=chance) if score == "accuracy" else None
 
 
 TASK = MultipleChoice

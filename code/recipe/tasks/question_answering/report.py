@@ -13,10 +13,11 @@ import numpy as np
 
 from recipe.batching.window_batches import NOWHERE, Windows
 from recipe.models.answer_spans import likeliest
-from recipe.reports.section import Section
+from recipe.reports.last_answers import Mistake, PredictedAnswers
 from recipe.tasks.evaluation import exact_match, word_f1
 
 LONGEST_ANSWER = 30
+_NONE = "(no answer)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +95,11 @@ def find(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundAnswers:
+class FoundAnswers(PredictedAnswers):
     """The model's last answers on the split that it is evaluated on."""
 
-    split: str
     ids: Sequence[str]
+    questions: Sequence[str]
     answers: Sequence[Answer]
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -114,6 +115,24 @@ class FoundAnswers:
                 "f1": round(answer.f1, 6),
             }
 
-    def sections(self) -> Sequence[Section]:
-        """Return none: the scores are among the metrics, wrong answers in `lines`."""
-        return ()
+    @property
+    def measure(self) -> str:
+        return "F1"
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def mistakes(self, most: int) -> tuple[int, list[Mistake]]:
+        """Return the answers that equal no true one, those with the fewest words of it first."""
+        wrong = [row for row, answer in enumerate(self.answers) if not answer.exact]
+        wrong.sort(key=lambda row: self.answers[row].f1)
+        return len(wrong), [
+            Mistake(
+                row=row,
+                text=self.questions[row],
+                true=" | ".join(self.answers[row].true) or _NONE,
+                predicted=self.answers[row].text or _NONE,
+                measure=self.answers[row].f1,
+            )
+            for row in wrong[:most]
+        ]

@@ -69,7 +69,8 @@ class Spans(EncoderObjective, TokenLosses):
         )
         rows, may_be_none = list(named_splits(self._data)[name]), self._data.has_unanswerable
         answers = report.find(np.asarray(prediction.predictions), made, rows, may_be_none)
-        self.last = FoundAnswers(split=name, ids=[row[ID] for row in rows], answers=answers)
+        ids, texts = ([row[column] for row in rows] for column in (ID, QUESTION))
+        self.last = FoundAnswers(split=name, ids=ids, questions=texts, answers=answers)
         return report.scores(answers, may_be_none)
 
 

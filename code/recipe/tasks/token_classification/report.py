@@ -13,6 +13,7 @@ from seqeval.metrics import sequence_labeling as seqeval  # type: ignore[import-
 from sklearn.metrics import accuracy_score, classification_report, f1_score
 
 from recipe.data.column_names import TAGS, TOKENS
+from recipe.reports.last_answers import Mistake, PredictedAnswers
 from recipe.reports.section import Section
 
 ENTITY_SCORES = ("f1", "precision", "recall", "accuracy")
@@ -86,10 +87,9 @@ def _tags(sentences: Sequence[Sentence], are_entities: bool) -> tuple[list[Any],
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedAnswers:
+class TaggedAnswers(PredictedAnswers):
     """The model's last answers on the split that it is evaluated on."""
 
-    split: str
     sentences: Sequence[Sentence]
     rows: Dataset
     """The data of the split, with the columns `tokens` and `tags`."""
@@ -111,6 +111,49 @@ class TaggedAnswers:
                 "scores": [round(sure, 6) for sure in sentence.sure],
                 "true": sentence.true,
             }
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def mistakes(self, most: int) -> tuple[int, list[Mistake]]:
+        """Return the sentences with a wrong tag, with these words, the surest first."""
+        ranked = []
+        for sentence in self.sentences:
+            pairs = enumerate(zip(sentence.true, sentence.predicted, strict=True))
+            wrong = [index for index, (true, predicted) in pairs if true != predicted]
+            if wrong:
+                ranked.append((max(sentence.sure[index] for index in wrong), wrong, sentence))
+        ranked.sort(key=lambda item: -item[0])
+        mistakes = []
+        for measure, wrong, sentence in ranked[:most]:
+            row = self.rows[sentence.number]
+            pairs_of_row = zip(row[TOKENS], row[TAGS], strict=True)
+            words = [word for word, tag in pairs_of_row if tag is not None]
+            is_whole = len(words) == len(sentence.true)  # as in `lines`
+            names = words if is_whole else [f"word {index}" for index in range(len(sentence.true))]
+            true, predicted = (
+                ", ".join(f"{names[index]}: {tags[index]}" for index in wrong)
+                for tags in (sentence.true, sentence.predicted)
+            )
+            text = " ".join(words)
+            mistakes.append(
+                Mistake(
+                    row=sentence.number, text=text, true=true, predicted=predicted, measure=measure
+                )
+            )
+        return len(ranked), mistakes
+
+    def never_predicted(self) -> list[str]:
+        """Return the kinds of entities, or tags, that are never predicted."""
+        true, predicted = (
+            {tag[2:] if self.are_entities else tag for tag in itertools.chain(*tags)} - {""}
+            for tags in ([s.true for s in self.sentences], [s.predicted for s in self.sentences])
+        )
+        return sorted(true - predicted)
+
+    def class_count(self) -> int:
+        tags = {tag for sentence in self.sentences for tag in sentence.true}
+        return len({tag[2:] if self.are_entities else tag for tag in tags} - {""})
 
     def sections(self) -> list[Section]:
         """Return the scores of each kind of entity, or of each tag."""
