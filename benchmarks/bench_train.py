@@ -1,4 +1,4 @@
-"""Training speed of the recipe, compared with HF Trainer padded to 128 tokens.
+"""Training speed of the recipe, compared with HF Trainer (padded to 128 tokens, grouped by length).
 
     OMP_NUM_THREADS=1 python benchmarks/bench_train.py [--data folder/with/train.csv] [--rounds 3]
 
@@ -56,6 +56,8 @@ class Variant:
     is_recipe: bool
     bf16: bool
     steps: int
+    groups: bool = False
+    """Whether the Trainer draws texts of similar lengths together, and pads to the longest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Speed:
 VARIANTS = (
     Variant("HF Trainer, padded to 128, float32", is_recipe=False, bf16=False, steps=4),
     Variant("HF Trainer, padded to 128, bfloat16", is_recipe=False, bf16=True, steps=4),
+    Variant("HF Trainer, grouped, float32", is_recipe=False, bf16=False, steps=16, groups=True),
+    Variant("HF Trainer, grouped, bfloat16", is_recipe=False, bf16=True, steps=32, groups=True),
     Variant("recipe, float32", is_recipe=True, bf16=False, steps=24),
     Variant("recipe, bfloat16", is_recipe=True, bf16=True, steps=60),
 )
@@ -131,7 +135,8 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
     """Train a copy of the model for the steps of a round."""
     loaded, tokenizer, samples = load(model, data)
     with tempfile.TemporaryDirectory() as folder:
-        args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16)
+        strategy = {"train_sampling_strategy": "group_by_length"} if variant.groups else {}
+        args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16, **strategy)
         if variant.is_recipe:
             memory.keep_freed()
             to_train = Loaded(
@@ -142,7 +147,8 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
         else:
             ids = [samples.tokens(row) for row in range(len(samples))]
             rows = datasets.Dataset.from_dict({"input_ids": ids, "label": samples.labels})
-            collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=PADDED)
+            fixed = {} if variant.groups else {"padding": "max_length", "max_length": PADDED}
+            collator = DataCollatorWithPadding(tokenizer, **fixed)
             trainer = Trainer(
                 model=copy.deepcopy(loaded), args=args, train_dataset=rows, data_collator=collator
             )
