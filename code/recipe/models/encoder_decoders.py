@@ -90,7 +90,7 @@ def patch_forward_for_pairs(model: Any, smoothing: float) -> None:
 def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> States:
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
-        return logits, packed_decoders.identity_head, logits.shape[-1]
+        return States(logits, packed_decoders.identity_head, logits.shape[-1])
     output = model.get_output_embeddings()
     captured: list[Tensor] = []
 
@@ -109,4 +109,4 @@ def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> St
         logits: Tensor = output(states)
         return logits if bias is None else logits + bias
 
-    return captured[0], head, int(output.weight.shape[0])
+    return States(captured[0], head, int(output.weight.shape[0]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from recipe.batching.document_batches import NOT_LEARNED
+from recipe.errors import HyperparameterError, ModelError
 from recipe.models import flat_attention, lora
 
 DECODERS = (
@@ -36,11 +37,23 @@ DECODERS = (
     "starcoder2",
 )
 """Every packed `model_type`; a test compares logits, loss and gradients with unpacked ones."""
+ROUTER_WEIGHT = "router_aux_loss_coef"
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
 _GPU_SHARE = 32  # a GPU's memory for logits at once, if more
-States = tuple[Tensor, Callable[[Tensor], Tensor], int]
-"""Last states [rows, length, hidden], the head that converts some of them to logits, and the size
-of the vocabulary."""
+
+
+class States(NamedTuple):
+    """What a model computes before its head."""
+
+    last: Tensor
+    """[rows, length, hidden]"""
+    head: Callable[[Tensor], Tensor]
+    """Converts some of them to logits."""
+    vocabulary: int
+    router_loss: Tensor | None = None
+    """The weighted loss of a mixture of experts, by which experts are used equally often."""
+
+
 ReadStates = Callable[[Any, Callable[..., Any], dict[str, Any]], States]
 """Computes the states of a batch from a model, its usual forward, and the other inputs."""
 
@@ -63,7 +76,8 @@ def patch_forward_for_tokens(model: Any, read: ReadStates, smoothing: float = 0.
     """Let `model` also take batches with the learned tokens of `document_batches`.
 
     For these it returns, instead of logits, [samples, 2] in float32: the sum of the losses of a
-    sample's learned tokens, and how many of these the model predicts.
+    sample's learned tokens, and how many of these the model predicts. In training, the loss of each
+    token includes that of the batch's routers.
 
     Args:
         smoothing: Share of the target spread evenly over all tokens in training.
@@ -79,9 +93,14 @@ def _forward(
     if positions is None:
         return usual(*args, **inputs)
     targets, owners, samples = (inputs.pop(name) for name in ("targets", "owners", "samples"))
-    states, head, vocabulary = read(model, usual, inputs)
+    states = read(model, usual, inputs)
     share = smoothing if model.training else 0.0
-    tokens = token_losses(states.flatten(0, 1)[positions], head, targets, vocabulary, share)
+    chosen = states.last.flatten(0, 1)[positions]
+    tokens = token_losses(chosen, states.head, targets, states.vocabulary, share)
+    if model.training and states.router_loss is not None:
+        is_used = (targets != NOT_LEARNED).to(tokens.dtype)
+        shares = torch.stack([is_used, torch.zeros_like(is_used)], dim=-1)
+        tokens = tokens + states.router_loss * shares
     sums = torch.zeros((samples, 2), dtype=tokens.dtype, device=tokens.device)
     return CausalLMOutput(logits=sums.index_add(0, owners, tokens))
 
@@ -110,12 +129,47 @@ def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> St
                 masks = full if near is None else kinds_of_masks
             options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
         output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
-        states, head = output.last_hidden_state, model.get_output_embeddings()
-    else:
-        inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        states, head = usual(**inner, use_cache=False).logits, identity_head
-    vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
-    return states, head, int(vocabulary)
+        head = model.get_output_embeddings()
+        return States(output.last_hidden_state, head, int(head.weight.shape[0]))
+    inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    output = usual(**inner, use_cache=False)
+    router_loss = getattr(output, "aux_loss", None)
+    if router_loss is not None:
+        router_loss = router_loss * router_weight(model)
+    return States(output.logits, identity_head, output.logits.shape[-1], router_loss)
+
+
+def router_weight(model: Any) -> float:
+    """Return the factor of the router loss of a mixture of experts, as its class applies it."""
+    config = model.config.get_text_config()
+    for owner, name in ((model, ROUTER_WEIGHT), (model, "aux_loss_coef"), (config, ROUTER_WEIGHT)):
+        if (weight := getattr(owner, name, None)) is not None:
+            return float(weight)
+    raise ModelError(
+        f"{type(model).__name__} has a router loss, but no {ROUTER_WEIGHT}.",
+        "Set output_router_logits to false in its config.json.",
+    )
+
+
+def set_router_weight(model: Any, weight: float) -> None:
+    """Train with the router loss, with a factor; 0 trains without it. The saved config.json has
+    both.
+
+    Raises:
+        HyperparameterError: The model is not a mixture of experts with such a loss.
+    """
+    inner = lora.bare(model)
+    config = inner.config.get_text_config()
+    if not hasattr(config, "output_router_logits") or not hasattr(config, ROUTER_WEIGHT):
+        raise HyperparameterError(
+            f"Hyperparameter {ROUTER_WEIGHT} has value {weight}, but a model of type "
+            f"{config.model_type} has no router loss.",
+            "Leave it out.",
+        )
+    config.output_router_logits = weight > 0
+    config.router_aux_loss_coef = weight
+    if hasattr(inner, ROUTER_WEIGHT):
+        inner.router_aux_loss_coef = weight
 
 
 def identity_head(logits: Tensor) -> Tensor:

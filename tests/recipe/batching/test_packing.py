@@ -47,6 +47,7 @@ from tests.support.packed_batches import (
     SMALL,
     assert_same_losses,
     documents_of,
+    gradients,
     make,
     samples_of,
     spread,
@@ -275,6 +276,49 @@ def test_losses_of_documents_are_those_of_each_alone(
     # What the model always took, it takes still.
     ids = torch.from_numpy(documents.tokens(0).astype(np.int64))[None]
     assert model(input_ids=ids).logits.shape == (1, 30, 50)
+
+
+@pytest.mark.parametrize("weight", [None, 0.5, 0.0])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "jetmoe"])
+def test_the_router_loss_is_that_of_transformers(kind: str, weight: float | None) -> None:
+    values = {
+        **SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+        "output_router_logits": True, "kv_channels": 8, "bos_token_id": 2, "eos_token_id": 3,
+    }  # fmt: skip
+    config = transformers.CONFIG_MAPPING[kind](**values)
+    torch.manual_seed(0)
+    model: Any = spread(transformers.AutoModelForCausalLM.from_config(config)).train()
+    if weight is not None and kind == "jetmoe":
+        with pytest.raises(HyperparameterError, match="jetmoe has no router loss"):
+            packed_decoders.set_router_weight(model, weight)
+        return
+    if weight is not None:
+        packed_decoders.set_router_weight(model, weight)
+    documents = documents_of([30, 5, 17, 2, 41])
+    rows = np.arange(5)
+    count = documents.weight(rows)
+    assert not packed_decoders.can_be_packed(model.config)
+    layout = DocumentLayout(Padded(plan.buckets([documents.lengths]), SIZE, PAD), count + 3)
+    batch = layout.tensors(documents, rows)
+    ids = batch["input_ids"]
+    labels = torch.full_like(ids, -100)
+    is_used = batch["targets"] != NOT_LEARNED
+    labels.view(-1)[batch["positions"][is_used] + 1] = batch["targets"][is_used]
+    plain = model(input_ids=ids, attention_mask=batch["attention_mask"], labels=labels)
+    assert (plain.aux_loss is None) == (weight == 0)
+    expected = gradients(model, plain.loss)
+    packed_decoders.patch_forward_for_documents(model)
+    loss = model(**batch).logits[:, 0].sum() / count
+    torch.testing.assert_close(loss, plain.loss.detach(), rtol=1e-6, atol=0)
+    for name, gradient in gradients(model, loss).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+    losses = model.eval()(**batch).logits[:, 0].sum() / count
+    without = plain.loss - (
+        plain.aux_loss * packed_decoders.router_weight(model) if weight != 0 else 0
+    )
+    torch.testing.assert_close(losses, without, rtol=1e-5, atol=0)
 
 
 def test_a_gpu_keeps_more_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

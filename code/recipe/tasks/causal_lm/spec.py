@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe.backend.requests import routes
-from recipe.option_fields import Effect, option
+from recipe.option_fields import NOT_BELOW_0, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     MESSAGES_NAMES,
@@ -51,6 +51,12 @@ class Options:
         "Learn prompts and all messages, too.",
         "train_on_inputs",
         effect=Effect.SAMPLES,
+    )
+    router_aux_loss_coef: float | None = option(
+        None,
+        "Factor of the router loss of a mixture of experts. Default: the model's, if its "
+        "output_router_logits is true.",
+        valid=NOT_BELOW_0,
     )
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None,

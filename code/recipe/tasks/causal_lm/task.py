@@ -71,6 +71,8 @@ class CausalLm(Task):
         model, tokenizer = pretrained.load_causal(source, self.model_settings)
         if variables := self.options.chat_template_kwargs:
             chat_template.set_variables(tokenizer, variables)
+        if (weight := self.options.router_aux_loss_coef) is not None:
+            packed_decoders.set_router_weight(model, weight)
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:

@@ -186,13 +186,13 @@ def _states(
 ) -> States:
     if family is None:
         logits = usual(**inputs).logits
-        return logits, packed_decoders.identity_head, model.config.vocab_size
+        return States(logits, packed_decoders.identity_head, model.config.vocab_size)
     segments = inputs.get("segments")
     if segments is None:
         hidden = model.base_model(**inputs).last_hidden_state
     else:
         hidden = packed_encoders.states(model, family, inputs, segments)
-    return hidden, functools.partial(family.masked, model), model.config.vocab_size
+    return States(hidden, functools.partial(family.masked, model), model.config.vocab_size)
 
 
 TASK = MaskedLm
