@@ -15,7 +15,7 @@ from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import settings as settings_module
 from amphora.serving.settings import ServerSettings
-from amphora.serving.vllm import selection, server_arguments
+from amphora.serving.vllm import selection, server_arguments, vllm_source
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import reason
 from tests.support.recording_vllm import install
@@ -27,7 +27,8 @@ from tests.support.until import until
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of vLLM's with a list of one architecture."""
     site = install(tmp_path / "site")
-    monkeypatch.setattr(selection, "_package", lambda: site / "vllm")
+    for module in (selection, vllm_source):
+        monkeypatch.setattr(module, "find_package", lambda: site / "vllm")
 
 
 def _settings(base: Path, environ: dict[str, str]) -> ServerSettings:
@@ -102,7 +103,7 @@ def test_without_vllm_its_variables_and_adapters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name; a model's own handlers may read OPTION_* and adapters/ themselves."""
-    monkeypatch.setattr(selection, "_package", lambda: None)
+    monkeypatch.setattr(selection, "find_package", lambda: None)
     model = _save(tmp_path)
     assert _select(tmp_path) == Selection(engine="transformers", reason="")
     with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not installed.*vllm image"):
@@ -200,6 +201,77 @@ def test_variables_become_arguments(
     assert _command(tmp_path, **environ) == {**usual, **expected}
 
 
+ARGUMENTS = """
+@dataclass
+class EngineArgs:
+    max_model_len: int | None = None
+    chat_template: "str | None" = None
+    dtype: Literal["auto", "bool"] = "auto"
+    enable_lora: bool = False
+    enable_prefix_caching: Optional[bool] = None
+    hf_token: bool | str | None = None
+    served_model_name: str | list[str] | None = None
+    lora_modules: list[LoRAModulePath] | None = None
+    speculative_config: dict[str, Any] | None = None
+
+    def add(parser, group, kwargs):
+        group.add_argument("--enable-prefix-caching", **kwargs["enable_prefix_caching"])
+        group.add_argument("--max-model-len", "-m", **kwargs["max_model_len"])
+        parser.add_argument("--disable-log-stats", action="store_true")
+        parser.add_argument("--quiet", action=argparse.BooleanOptionalAction, default=None)
+        parser.add_argument("--timeout", type=int)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        *(("ENABLE_LORA", value, ["--enable-lora"]) for value in ("1", "yes", "True", "on", "")),
+        *(("ENABLE_LORA", value, ["--no-enable-lora"]) for value in ("0", "no", "False", "off")),
+        ("ENABLE_PREFIX_CACHING", "false", ["--no-enable-prefix-caching"]),
+        ("NO_ENABLE_PREFIX_CACHING", "true", ["--no-enable-prefix-caching"]),
+        ("NO_ENABLE_PREFIX_CACHING", "0", ["--enable-prefix-caching"]),
+        ("DISABLE_LOG_STATS", "1", ["--disable-log-stats"]),
+        ("DISABLE_LOG_STATS", "0", []),
+        ("QUIET", "no", ["--no-quiet"]),
+        ("TIMEOUT", "1", ["--timeout", "1"]),
+        ("MAX_MODEL_LEN", "1", ["--max-model-len", "1"]),
+        ("MAX_MODEL_LEN", "", []),
+        ("HF_TOKEN", "true", ["--hf-token"]),
+        ("HF_TOKEN", "abc", ["--hf-token", "abc"]),
+        ("DTYPE", "true", ["--dtype", "true"]),
+        ("LORA_MODULES", "a=/x b=/y", ["--lora-modules", "a=/x", "b=/y"]),
+        ("LORA_MODULES", '["a=/x y"]', ["--lora-modules", "a=/x y"]),
+        ("LORA_MODULES", '{"name": "a"} {"name": "b"}',
+         ["--lora-modules", '{"name": "a"}', '{"name": "b"}']),
+        ("SPECULATIVE_CONFIG", '{"a": [1]}', ["--speculative-config", '{"a": [1]}']),
+    ],
+)  # fmt: skip
+def test_variables_are_read_by_the_types_of_vllms_arguments(
+    tmp_path: Path, variable: str, value: str, expected: list[str]
+) -> None:
+    _write_source(tmp_path)
+    environ = {f"SM_VLLM_{variable}": value}
+    chosen = Selection(engine="vllm", reason="", model="a/b")
+    usual, given = (
+        server_arguments.command(_settings(tmp_path, some), some, chosen, Path("/socket"))
+        for some in ({}, environ)
+    )
+    assert given == usual + expected
+
+
+def test_a_flag_with_another_value_is_refused(tmp_path: Path) -> None:
+    _write_source(tmp_path)
+    with pytest.raises(ConfigError, match="SM_VLLM_ENABLE_LORA is 'maybe': give true or false"):
+        _command(tmp_path, SM_VLLM_ENABLE_LORA="maybe")
+
+
+def _write_source(base: Path) -> None:
+    source = base / "site/vllm/engine/arg_utils.py"
+    source.parent.mkdir()
+    source.write_text(ARGUMENTS)
+
+
 @pytest.mark.parametrize(
     ("files", "environ", "why"),
     [
@@ -222,9 +294,7 @@ def test_what_cannot_be_served_is_refused_before_vllm_starts(
     tmp_path: Path, files: dict[str, str], environ: dict[str, str], why: str
 ) -> None:
     folder = _save(tmp_path)
-    source = tmp_path / "site/vllm/engine/arg_utils.py"
-    source.parent.mkdir()
-    source.write_text('add("--max-model-len")\nadd("--chat-template")\n')
+    _write_source(tmp_path)
     for name, text in files.items():
         (folder / name).write_text(text)
     chosen = Selection(engine="vllm", reason="", model=str(folder))

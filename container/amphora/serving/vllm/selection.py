@@ -3,9 +3,7 @@ model's architecture, or the model's own handlers (transformers)."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import json
 import re
 import sys
@@ -17,11 +15,11 @@ from typing import Any
 from amphora.common.errors import ConfigError
 from amphora.serving import handler_files
 from amphora.serving.settings import ADAPTER_CONFIG, ServerSettings
+from amphora.serving.vllm.vllm_source import find_package, read_architectures
 
 VLLM, TRANSFORMERS = "vllm", "transformers"
 PREFIX, _LMI = "SM_VLLM_", "OPTION_"
 """The prefix of variables that set vLLM's arguments, as in AWS's vLLM image."""
-_REGISTRY, _LIST = "model_executor/models/registry.py", "_TEXT_GENERATION_MODELS"
 _TASK = "text-generation"
 _OF_SENTENCES = ("modules.json", "config_sentence_transformers.json")
 
@@ -70,7 +68,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
         )
     if wish == TRANSFORMERS:
         obstacle = "AMPHORA_GENERATION is transformers"
-    elif _package() is None:
+    elif find_package() is None:
         obstacle = f"vLLM is not installed for {sys.executable}"
     elif settings.is_multi_model:
         obstacle = "SAGEMAKER_MULTI_MODEL is set"
@@ -91,7 +89,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or remove the cause."
         )
     if unused := sorted(name for name in environ if name.startswith(PREFIX)):
-        remedy = "set AMPHORA_GENERATION to vllm" if _package() else "use the vllm image"
+        remedy = "set AMPHORA_GENERATION to vllm" if find_package() else "use the vllm image"
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
             f"Leave them out, or {remedy}.",
@@ -103,14 +101,8 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             "Use the image with vLLM for a decoder; else merge each adapter into its base"
             " (merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
         )
-    is_decided = wish or _package() is not None
+    is_decided = wish or find_package() is not None
     return Selection(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
-
-
-def _package() -> Path | None:
-    """Return vLLM's folder without importing it."""
-    spec = importlib.util.find_spec("vllm")
-    return None if spec is None or not spec.origin else Path(spec.origin).parent
 
 
 def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, Path | None]:
@@ -157,17 +149,10 @@ def _select_by_files(
         if variables or environ.get("HF_TASK") == _TASK:
             return f"{variables[0] if variables else 'HF_TASK'} is set, for {model}", ""
         return "", f"the architecture of {model} is not known before it is fetched: set HF_TASK"
-    package = _package()
+    package = find_package()
     assert package is not None
-    listed: set[str] = set()
-    # From its source, since importing it takes ten seconds.
-    with contextlib.suppress(OSError, SyntaxError):
-        for node in ast.parse((package / _REGISTRY).read_text()).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _LIST:
-                keys = getattr(node.value, "keys", ())
-                listed |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    if not listed:
-        return "", f"no list of architectures was found in {package / _REGISTRY}"
+    if not (listed := read_architectures(package)):
+        return "", f"no list of architectures was found in {package}"
     if named[0] in listed:
         return f"it lists {named[0]}", ""
     return "", f"vLLM does not list {named[0]} as a model that generates text"

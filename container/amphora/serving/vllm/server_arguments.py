@@ -15,8 +15,9 @@ from pathlib import Path
 from amphora.common.devices import CPU, CUDA
 from amphora.common.errors import ConfigError, did_you_mean
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
-from amphora.serving.vllm import selection as selection_module
+from amphora.serving.vllm import vllm_source
 from amphora.serving.vllm.selection import PREFIX, Selection
+from amphora.serving.vllm.vllm_source import ArgumentKind
 
 BASE = "base"
 """The name of the base of an adapter that is the model."""
@@ -29,6 +30,7 @@ _REFUSED = {
     "allowed-origins", "allowed-methods", "allowed-headers", "config", "headless", "grpc",
     "disable-fastapi-docs",
 }  # fmt: skip
+_TRUE, _FALSE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off")
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "*.tiktoken", "tekken.json", "*.gguf")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -46,7 +48,7 @@ def served_names(environ: Mapping[str, str]) -> list[str]:
     """Return the model's names, that of answers first. SM_VLLM_SERVED_MODEL_NAME may be a list."""
     names = ("AMPHORA_MODEL_NAME", PREFIX + "SERVED_MODEL_NAME", "HF_MODEL_ID")
     text = next((environ[name] for name in names if environ.get(name)), "model")
-    return _words(text) or ["model"]
+    return _words(text.strip(), ArgumentKind.LIST) or ["model"]
 
 
 def loads_of_engine(settings: ServerSettings) -> int:
@@ -122,30 +124,36 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return vLLM's arguments that variables set, with their words; a true flag has none."""
+    """Return vLLM's arguments that variables set, with their words; a flag has none."""
     given: dict[str, list[str]] = {}
     problems: list[str] = []
-    # From vLLM's source: a start that fails takes minutes.
-    package = selection_module._package() or Path()
-    files = [*package.glob("engine/arg_utils.py"), *package.glob("entrypoints/**/cli_args.py")]
-    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    known = {*re.findall(r'"--([a-z0-9-]+)"', source)}
-    if known:
-        known |= {name.replace("_", "-") for name in re.findall(r"(?m)^    (\w+): ", source)}
+    # A start that fails takes minutes.
+    package = vllm_source.find_package()
+    kinds = vllm_source.read_arguments(package) if package else {}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
             continue
-        argument = variable.removeprefix(PREFIX).lower().replace("_", "-")
+        argument, value = variable.removeprefix(PREFIX).lower().replace("_", "-"), text.strip()
+        positive = argument.removeprefix("no-")
+        is_negated = argument not in kinds and kinds.get(positive) is ArgumentKind.FLAG
+        kind = kinds.get(positive if is_negated else argument)
         if argument in _REFUSED:
             problems.append(
                 f"{variable} cannot be set: clients reach the front (SAGEMAKER_BIND_TO_PORT,"
                 " AMPHORA_BIND), and not vLLM's server."
             )
-        elif known and argument.removeprefix("no-") not in known:
-            hint = did_you_mean(argument, known)
+        elif kinds and kind is None:
+            hint = did_you_mean(argument, kinds)
             problems.append(f"{variable} names no argument of vLLM.{hint}")
-        words = _words(text.strip())
-        if argument not in _ELSEWHERE and words is not None:
+        elif argument in _ELSEWHERE:
+            continue
+        elif kind in (ArgumentKind.FLAG, ArgumentKind.SWITCH):
+            if value.lower() not in (*_TRUE, *_FALSE):
+                problems.append(f"{variable} is {value!r}: give true or false.")
+            is_on = (value.lower() in _TRUE) != is_negated
+            if is_on or kind is ArgumentKind.FLAG:
+                given[positive if is_on else f"no-{positive}"] = []
+        elif (words := _words(value, kind)) is not None:
             given[argument] = words
     if problems:
         raise ConfigError(
@@ -189,21 +197,31 @@ def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
             ) from error
 
 
-def _words(text: str) -> list[str] | None:
-    """Return a variable's value as words of a command, as AWS's image reads it: one word for each
-    item of a JSON list, or of several JSON objects. None leaves the argument out."""
-    if text.lower() == "false":
+def _words(text: str, kind: ArgumentKind | None) -> list[str] | None:
+    """Return a variable's value as words of a command; None leaves the argument out, as AWS's image
+    does with false.
+
+    A list has a word for each item of a JSON list, of several JSON objects, or between spaces. The
+    kind is None if vLLM's source was not read: then values alone decide, as in AWS's image.
+    """
+    if text.lower() == "false" or (not text and kind not in (None, ArgumentKind.OPTIONAL)):
         return None
-    if text.lower() in ("", "true"):
+    if kind in (None, ArgumentKind.OPTIONAL) and text.lower() in ("", "true"):
         return []
-    with contextlib.suppress(ValueError):
-        if text.startswith("["):
-            items = json.loads(text)
-            return [item if isinstance(item, str) else json.dumps(item) for item in items] or None
-        words, rest = [], text
-        while rest.startswith("{"):
-            _, end = json.JSONDecoder().raw_decode(rest)
-            words.append(rest[:end])
-            rest = rest[end:].lstrip()
-        return [text] if rest else words
+    if kind in (None, ArgumentKind.LIST):
+        with contextlib.suppress(ValueError):
+            if text.startswith("["):
+                items = json.loads(text)
+                return [
+                    item if isinstance(item, str) else json.dumps(item) for item in items
+                ] or None
+            words, rest = [], text
+            while rest.startswith("{"):
+                _, end = json.JSONDecoder().raw_decode(rest)
+                words.append(rest[:end])
+                rest = rest[end:].lstrip()
+            if not rest:
+                return words
+        if kind is ArgumentKind.LIST and not text.startswith(("[", "{")):
+            return text.split()
     return [text]
