@@ -27,13 +27,14 @@ no_cuda | use_cpu
 per_gpu_train_batch_size micro_batch_size | per_device_train_batch_size
 per_gpu_eval_batch_size valid_batch_size test_batch_size | per_device_eval_batch_size
 gradient_accumulation | gradient_accumulation_steps
-num_epochs | num_train_epochs
-model_checkpoint pretrained_model_name_or_path base_model | model_name_or_path
+num_epochs epoch max_epochs | num_train_epochs
+model_checkpoint pretrained_model_name_or_path base_model hf_model_name_or_path |
+  model_name_or_path
 label_column_name target_column | label_column
 image_column_name | image_column
 text_column_name dataset_text_field | text_column
-max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len |
-  max_length
+max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len
+  max_context_length encoder_seq_length max_seq_len | max_length
 generation_max_length val_max_target_length | max_target_length
 prompt_text_column | prompt_column
 scheduler lr_scheduler | lr_scheduler_type
@@ -54,7 +55,7 @@ UNSET = ("", "none", "null")
 """Lower-case texts that mean no value."""
 
 
-_SHARES = ("warmup_ratio", "warmup_proportion")
+_SHARES = ("warmup_ratio", "warmup_proportion", "lr_warmup_ratio")
 _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
     "mixed_precision": {
         ("bf16",): ("bf16", "True"),
@@ -64,6 +65,7 @@ _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
     "merge_adapter": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
     "merge_weights": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
     "do_regression": {_TRUE: ("problem_type", "regression"), _FALSE: ("problem_type", "")},
+    "enable_fsdp": {_TRUE: ("fsdp", "True"), _FALSE: ("fsdp", "False")},
     "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
 """Names whose values are translated, too."""
@@ -117,6 +119,9 @@ ignore_mismatched_sizes | any | a head that does not fit the labels is newly ini
 ignore_pad_token_for_loss | on | padding is never learned | Leave it out.
 line_by_line | any | sample_by sets the unit of .txt files, and several texts are packed into one
   row
+instruction_tuned chat_dataset | any | the columns of the data decide what is learned
+add_input_output_demarcation_key | off | prompts are those of the data | Write ### Response: at the
+  end of the prompts, or of the prompt in template.json.
 mlm | on | the task implies it | Give task=masked-lm, or task=causal-lm.
 shuffle_train_dataset shuffle_dataset shuffle_merged_datasets | any | the texts of each epoch are
   shuffled
@@ -215,6 +220,8 @@ trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which 
   nor resumes, needs your own script (docs/TRAINIUM.md).
 max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
   end.
+global_batch_size | Give per_device_train_batch_size, the samples of a process, and
+  gradient_accumulation_steps.
 stride | Leave it out: a text is cut at max_length.
 mini_batch_size | Give gradient_checkpointing=True, or a lower per_device_train_batch_size.
 dropout | Change the model's config.json; lora_dropout is that of LoRA.

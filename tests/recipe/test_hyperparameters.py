@@ -66,7 +66,7 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--epoch", "3"], ["epoch", "'3'", "Did you mean", "epochs"]),
+        (["--epohcs", "3"], ["epohcs", "'3'", "Did you mean", "epochs"]),
         (["--gradient_accumulation_step", "1"], ["gradient_accumulation_steps"]),
         (["--qqqqqqqq", "1"], ["qqqqqqqq", "--help"]),
         (["--epochs", "many"], ["num_train_epochs", "'many'", "float"]),
@@ -145,6 +145,9 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
         ("version_2_with_negative", "True", ""),
         ("max_answer_length", "50", "it is 30 tokens"),
         ("assistant_only_loss", "False", "train_on_prompt=True"),
+        ("add_input_output_demarcation_key", "True", "Write ### Response: at the end"),
+        ("instruction_tuned", "True", ""),
+        ("global_batch_size", "64", "Give per_device_train_batch_size"),
         ("enable_thinking", "False", "chat_template_kwargs={"),
         ("quantization_bit", "4", "load_in_4bit=True"),
         ("pooling", "cls", "pooling is the one you want"),

@@ -16,6 +16,8 @@ ADDRESS = "address"
 """The column of `Part.addresses`, which `recipe.data.held_out` takes off."""
 TOOLS = "tools"
 """The column of the tools that a conversation may call."""
+SYSTEM = "system"
+"""The column of the system prompt of a conversation, instruction or prompt."""
 
 
 def plain(name: str) -> str:

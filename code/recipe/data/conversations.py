@@ -31,13 +31,23 @@ LEARNING_KEYS = ("train", "weight")
 Message = dict[str, Any]
 
 
-def conversation(part: Part, row: int, value: Any, column: str, tools: Any = None) -> str:
+def conversation(
+    part: Part,
+    row: int,
+    value: Any,
+    column: str,
+    tools: Any = None,
+    system: Any = None,
+    muted: int = 0,
+) -> str:
     """Return a conversation as JSON, without the keys that a message does not use.
 
     Args:
         value: A list of messages, or its JSON.
         tools: The tools that the assistant may call: a list, or its JSON. With tools the JSON is an
             object of `messages` and `tools`, without them the list of messages.
+        system: The content of a first message of the system.
+        muted: The first messages from which nothing is learned.
 
     Raises:
         DataError: The value is not a conversation, a message has no text or an unknown role, or
@@ -56,6 +66,18 @@ def conversation(part: Part, row: int, value: Any, column: str, tools: Any = Non
         )
     where = f"{part.where(row)}, column {column!r}, message"
     turns = [_turn(f"{where} {index}", message) for index, message in enumerate(messages)]
+    for turn in turns[:muted]:
+        if turn["role"] == "assistant":
+            turn["train"] = False
+    if system not in NOTHING:
+        first = _turn(f"{part.where(row)}, system", {"role": "system", "content": system})
+        if turns[0]["role"] == "system" and turns[0] != first:
+            raise DataError(
+                f"{part.where(row)} has two system prompts: {first['content'][:60]!r} and "
+                f"{turns[0]['content'][:60]!r}.",
+                "Keep one of them.",
+            )
+        turns = [first, *turns[turns[0]["role"] == "system" :]]
     tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
     return json.dumps({"messages": turns, "tools": tools} if tools else turns)
 
@@ -114,9 +136,12 @@ def _turn(where: str, message: Message) -> Message:
         )
     texts = [content] if isinstance(content, str) else []
     for part in content if isinstance(content, list) else [content] * (not texts):
-        # OpenAI's text parts are joined unchanged.
+        # OpenAI's text parts are joined unchanged; Bedrock's have no type.
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
+        is_bedrocks = isinstance(part, dict) and [
+            key for key, value in part.items() if value is not None
+        ] == ["text"]
+        if not (kind == "text" or is_bedrocks) or not isinstance(part.get("text"), str):
             shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
             raise DataError(
                 f"{where} has a part that is not a text in its {keys[1]}: {shown}.",

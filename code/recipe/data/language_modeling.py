@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import held_out, values
+from recipe.data import held_out, prompt_forms, values
 from recipe.data.column_names import (
     ADDRESS,
     COMPLETION,
@@ -19,33 +18,19 @@ from recipe.data.column_names import (
     PROMPT,
     TEXT,
     TOKEN_IDS,
-    TOOLS,
 )
-from recipe.data.conversations import conversation
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_string
-from recipe.data.files.spool import spooled_column
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
+from recipe.data.prompt_forms import INPUT, JumpStartTemplate
 from recipe.data.reading import Read, describe_files, only, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TaskSpec
 
 _PLAIN = (".txt", ".text", ".tokens", ".raw")
-ALPACA_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further "
-    "context. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:"
-)
-ALPACA_WITHOUT_INPUT = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request.\n\n### Instruction:\n{}\n\n### Response:"
-)
-"""The prompts of Stanford Alpaca."""
 _CHECKED_ROWS, _MOST_SEEN = 1_000, 0.9
-INPUT = "input"
-"""Alpaca's column of an instruction's input."""
 _ROLES = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
@@ -63,29 +48,19 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     """
     hosts, notes = shards.job_hosts(), list[str]()
     with hosts.together():
-        for folder in channels.values():
-            path = folder / "template.json"
-            try:
-                template = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-            except ValueError:
-                continue
-            if isinstance(template, dict) and {PROMPT, COMPLETION} <= set(template):
-                raise DataError(
-                    f"{path} is a template of JumpStart, which is not applied.",
-                    (
-                        f"Apply it to each row, write columns {PROMPT} and {COMPLETION}, and "
-                        "remove it."
-                    ),
-                )
-    read = functools.partial(_read, sample_by=settings.sample_by, header=settings.names_in_header)
+        templates = prompt_forms.read_templates(channels.values())
+    read = functools.partial(
+        _read, sample_by=settings.sample_by, header=settings.names_in_header, templates=templates
+    )
     reading = read_columns(channels, spec, settings, notes, read, hosts=hosts)
-    roles = [role for role in _ROLES if role in reading.columns]
+    are_chats = any(hosts.gather(any(map(prompt_forms.is_conversational, reading.files))))
+    roles = [MESSAGES] if are_chats else [role for role in _ROLES if role in reading.columns]
     with hosts.together():
-        files = [_usable(file, notes) for file in reading.files]
+        files = [_usable(file, notes, are_chats) for file in reading.files]
         built = {
             split: held_out.data_set(
                 [
-                    _documents(file).append_column(ADDRESS, file.part.addresses())
+                    _documents(file, are_chats).append_column(ADDRESS, file.part.addresses())
                     for file in files
                     if file.split == split
                 ]
@@ -113,7 +88,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     return Texts(**uses, notes=[*notes, *findings, rule])
 
 
-def _read(path: Path, sample_by: str, header: HeaderHint) -> Part:
+def _read(
+    path: Path, sample_by: str, header: HeaderHint, templates: Mapping[Path, JumpStartTemplate]
+) -> Part:
     """Return the rows of a table, or the texts of a plain text file."""
     name = path.name.lower().removesuffix(".gz")
     is_plain = path.is_file() and name.endswith(_PLAIN)
@@ -134,35 +111,16 @@ def _read(path: Path, sample_by: str, header: HeaderHint) -> Part:
         )
     if is_plain:
         return formats.read_texts(path, sample_by)
-    return formats.read(path, lone_column=True, header=header)
+    part = formats.read(path, lone_column=True, header=header)
+    folders = [folder for folder in path.parents if folder in templates]
+    return templates[folders[0]].fill(part) if folders else part
 
 
-def _usable(read: Read, notes: list[str]) -> Read:
+def _usable(read: Read, notes: list[str], are_chats: bool) -> Read:
     """Return a file with Alpaca's prompts filled in, without rows that have no completion."""
     columns = read.columns
-    if INPUT in columns:
-        for name in (columns[PROMPT], columns[INPUT]):
-            kind = read.part.table.schema.field(name).type
-            if not (is_string(kind) or pa.types.is_null(kind)):
-                raise DataError(
-                    f"Column {name!r} of {read.part.path} is of type {kind}, and a prompt by "
-                    "Alpaca's template takes texts.",
-                    "Write it as texts, or name a column of whole prompts: prompt_column=... "
-                    "completion_column=...",
-                )
-        prompts = (
-            [
-                ALPACA_WITH_INPUT.format(instruction or "", given)
-                if given
-                else ALPACA_WITHOUT_INPUT.format(instruction or "")
-                for instruction, given in zip(*batch.to_pydict().values(), strict=True)
-            ]
-            for _, batch in read.part.batches([columns[PROMPT], columns[INPUT]])
-        )
-        column = spooled_column(pa.large_string(), prompts)
-        part = read.part.with_column(columns[PROMPT], column)
-        kind = f"{part.format}, prompts by Alpaca's template"
-        read = dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
+    if INPUT in columns and not are_chats:
+        read = prompt_forms.fill_alpaca(read)
     if PROMPT in columns:
         prompts_read = read.part.table[columns[PROMPT]].slice(0, _CHECKED_ROWS).to_pylist()
         texts_read = [text for text in prompts_read if isinstance(text, str) and text]
@@ -191,7 +149,8 @@ def _usable(read: Read, notes: list[str]) -> Read:
                     "completion_column) to learn the whole text, or name the column of the "
                     "prompts without the completions in prompt_column.",
                 )
-            if empty := values.empty_texts(part, columns[PROMPT]):
+            is_text = is_string(part.table.schema.field(prompt).type)
+            if empty := values.empty_texts(part, prompt) if is_text else 0:
                 notes.append(
                     f"{empty} rows of {part.path} have no prompt in column {columns[PROMPT]!r}: "
                     "their completions are learned without one."
@@ -207,20 +166,11 @@ def _usable(read: Read, notes: list[str]) -> Read:
     return read
 
 
-def _documents(read: Read) -> pa.Table:
+def _documents(read: Read, are_chats: bool) -> pa.Table:
     part, chosen = read.part, read.columns
     if TOKEN_IDS in chosen:
         return pa.table({TOKEN_IDS: values.token_ids(part, chosen[TOKEN_IDS])})
-    if MESSAGES not in chosen:
-        roles = [role for role in _ROLES if role in chosen]
-        return pa.table({role: values.texts(part, chosen[role]) for role in roles})
-    column, tools = chosen[MESSAGES], chosen.get(TOOLS)
-
-    def conversations() -> Iterator[list[str]]:
-        for first, batch in part.batches([column] if tools is None else [column, tools]):
-            talks = batch[column].to_pylist()
-            tools_of_rows = [None] * len(talks) if tools is None else batch[tools].to_pylist()
-            rows = zip(range(first, first + len(talks)), talks, tools_of_rows, strict=True)
-            yield [conversation(part, row, talk, column, some) for row, talk, some in rows]
-
-    return pa.table({MESSAGES: spooled_column(pa.large_string(), conversations())})
+    if are_chats:
+        return pa.table({MESSAGES: prompt_forms.conversations(read)})
+    roles = [role for role in _ROLES if role in chosen]
+    return pa.table({role: values.texts(part, chosen[role]) for role in roles})

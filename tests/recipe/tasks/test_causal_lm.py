@@ -220,8 +220,10 @@ def test_a_turn_that_begins_a_conversation_is_learned(
 
 @pytest.mark.parametrize(("files", "words"), [
     ({"train.jsonl": '{"instruction": "do", "response": "done"}\n' * 3,
-      "template.json": '{"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}'},
-     r"template.json is a template of JumpStart"),
+      "template.json": '{"prompt": "Do: {instruction}", "completion": " {answer}"}'},
+     r"template.json names the columns answer, which .*train.jsonl lacks"),
+    ({"train.jsonl": '{"text": "a text"}\n' * 3, "template.json": '{"prompt": "Do"}'},
+     r"template.json is not a template of JumpStart"),
     ({"corpus.jsonl": '{"_id": "d", "text": "a text of it"}\n' * 3,
       "qrels.tsv": "query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 3},
      r"qrels.tsv lacks .text., read in the training data"),
@@ -333,6 +335,64 @@ def test_conversations_of_other_forms_are_the_same(
     else:
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
     assert list(load(tmp_path).train["messages"]) == [json.dumps(TALK)] * 2
+
+
+SYSTEM = {"role": "system", "content": "be kind"}
+MUTED = {"train": False}
+ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "messages and system": ({"system": "be kind", "messages": TALK}, [SYSTEM, *TALK]),
+    "bedrock": (
+        {
+            "schemaVersion": "bedrock-conversation-2024", "system": [{"text": "be "}, {"text": "kind"}],
+            "messages": [{"role": m["role"], "content": [{"text": m["content"]}]} for m in TALK],
+        },
+        [SYSTEM, *TALK],
+    ),
+    "the same system twice": ({"system": "be kind", "messages": [SYSTEM, *TALK]}, [SYSTEM, *TALK]),
+    "openorca": (
+        {"id": "a1", "system_prompt": "be kind", "question": "hi", "response": "yes?"},
+        [SYSTEM, *TALK[:2]],
+    ),
+    "llamafactory": (
+        {"instruction": "hi", "input": "you", "output": "yes?", "system": "be kind"},
+        [SYSTEM, {"role": "user", "content": "hi\nyou"}, TALK[1]],
+    ),
+    "trl": ({"prompt": TALK[:1], "completion": TALK[1:2]}, TALK[:2]),
+    "trl with earlier turns": (
+        {"prompt": TALK[:3], "completion": TALK[3:]}, [TALK[0], TALK[1] | MUTED, *TALK[2:]],
+    ),
+    "a list and a text": ({"prompt": TALK[:1], "completion": "yes?"}, TALK[:2]),
+    "jumpstart's dialog": ({"dialog": TALK}, TALK),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_conversations_in_several_columns_are_joined(tmp_path: Path, form: str) -> None:
+    row, expected = ROWS[form]
+    write(tmp_path, [row] * 3)
+    loaded = load(tmp_path)
+    assert [json.loads(talk) for talk in loaded.train["messages"]] == [expected] * 2
+    for name in ("prompt", "completion"):
+        assert name not in loaded.train.column_names
+
+
+def test_two_system_prompts_are_refused_and_empty_ones_change_nothing(tmp_path: Path) -> None:
+    other = {**SYSTEM, "content": "be rude"}
+    write(tmp_path, [{"system": "be kind", "messages": [other, *TALK]}] * 3)
+    with pytest.raises(DataError, match=r"line 1 has two system prompts: 'be kind' and 'be rude'"):
+        load(tmp_path)
+    write(tmp_path, [{"system": " ", "instruction": "hi", "input": "", "output": "yes?"}] * 3)
+    assert set(load(tmp_path).train["completion"]) == {"yes?"}
+
+
+def test_jumpstarts_template_makes_prompts(tmp_path: Path) -> None:
+    template = {"prompt": "Q: {question}\n{{{hint}}}\n", "completion": "A: {answer}"}
+    (tmp_path / "template.json").write_text(json.dumps(template))
+    write(tmp_path, [{"question": "why", "hint": None, "answer": 3, "text": "unread"}] * 3)
+    loaded = load(tmp_path)
+    assert set(loaded.train["prompt"]) == {"Q: why\n{}\n"}
+    assert set(loaded.train["completion"]) == {"A: 3"}
+    assert "jsonl, prompts by template.json" in "\n".join(loaded.notes)
 
 
 def test_prompts_are_alpacas(tmp_path: Path) -> None:

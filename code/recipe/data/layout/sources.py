@@ -23,7 +23,7 @@ _SIDE_SUFFIXES = (
 _SIDE_NAMES = re.compile(
     r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
     r"|md5sums?|sha256sums?|requirements|stop_?words|vocab|vocabulary|imdber|datasheet)(\..*)?"
-    r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
+    r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant|template)\.json"
     r"|.*-manifest|(.*[-_.\s])?(submission|predictions?)\.(csv|tsv|txt|jsonl?)|thumbs\.db|desktop\.ini"
 )
 _CLASSES = re.compile(

@@ -22,8 +22,13 @@ from recipe.spec import (
     TaskSpec,
 )
 
-_MESSAGES = Column(role="messages", names=MESSAGES_NAMES, setting="messages_column")
+_MESSAGES = Column(
+    role="messages", names=(*MESSAGES_NAMES, "dialog"), setting="messages_column"
+)  # JumpStart's dialog
 _TOOLS = Column(role="tools", names=("tools",), is_optional=True)
+_SYSTEM = Column(
+    role="system", names=("system", "system_prompt", "system_message"), is_optional=True
+)
 _PROMPT = Column(role="prompt", names=PROMPT_NAMES, kind=Kind.TEXT, setting="prompt_column")
 _COMPLETION = Column(
     role="completion",
@@ -38,6 +43,7 @@ ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
     Column(role="input", names=("input", "context"), kind=Kind.TEXT),  # Dolly's context
     replace(_COMPLETION, names=("output", "response"), setting=""),
+    _SYSTEM,
 ), extras=_TOPICS)  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
 
@@ -70,9 +76,9 @@ SPECS = (
         name="causal-lm",
         folder="causal_lm",
         forms=(
-            Form((_MESSAGES, _TOOLS), extras=_TOPICS),
+            Form((_MESSAGES, _TOOLS, _SYSTEM), extras=_TOPICS),
             ALPACA,
-            Form((_PROMPT, _COMPLETION), extras=_TOPICS),
+            Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), extras=_TOPICS),
             Form((TOKEN_IDS,)),
             Form((TEXT,)),
         ),
