@@ -66,7 +66,7 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--epohcs", "3"], ["epohcs", "'3'", "Did you mean", "epochs"]),
+        (["--epoches", "3"], ["epoches", "'3'", "Did you mean", "epochs"]),
         (["--gradient_accumulation_step", "1"], ["gradient_accumulation_steps"]),
         (["--qqqqqqqq", "1"], ["qqqqqqqq", "--help"]),
         (["--epochs", "many"], ["num_train_epochs", "'many'", "float"]),
