@@ -1,5 +1,6 @@
 # What a developer runs. Everything it makes lies inside this checkout: .venv, .demo, build.
 #
+#   make help          this list
 #   make demo          train and serve a small model here, from nothing but Python
 #   make test          linters, types, unit and end-to-end tests without Docker
 #   make test-heavy    the tests that take many seconds
@@ -33,9 +34,13 @@ UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|goog
 
 export TORCH_PIP_ARGS
 
-.PHONY: docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: help docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
+
+# The list at the top of this file.
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 .venv/.made: container/locks/dev.txt container/pyproject.toml pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -18,7 +18,7 @@ project = "Amphora"
 _package = tomllib.loads((_ROOT / "container" / "pyproject.toml").read_text(encoding="utf-8"))
 version = release = _package["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.napoleon", "docstrings", "mentions"]
+extensions = ["myst_parser", "sphinx.ext.napoleon", "sphinx_copybutton", "docstrings", "mentions"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
 # What stands between backticks in a docstring is code, as in Markdown.
