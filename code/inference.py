@@ -31,10 +31,10 @@ with (
     from recipe.backend.requests import answers, payloads
     from recipe.backend.requests.payloads import Prepared, Request, UnknownModel
     from recipe.backend.requests.probes import TEXTS
-    from recipe.backend.saved.origin import Origin
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
     from recipe.inference.apis import openai, request_reader
+    from recipe.models.sources.origin import Origin
 
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 """Header that names a LoRA adapter."""

@@ -22,8 +22,8 @@ from recipe.backend import loaded_model, loading
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import Reading, TokenRow
-from recipe.backend.saved.origin import Origin
 from recipe.models import flat_attention
+from recipe.models.sources.origin import Origin
 
 _PADDED_TEXTS = 32
 """Texts of a padded call, as in `LoadedModel`."""

@@ -100,7 +100,7 @@ class Served:
     """How saved models of a task answer requests."""
 
     load: str
-    """What loads a model of a `recipe.backend.saved.origin.Origin`: `module:name`, in `recipe/`."""
+    """What loads a model of an `Origin` (recipe.models.sources): `module:name`, in `recipe/`."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Keyword arguments of `load`."""
     architectures: tuple[str, ...] = ()

@@ -13,8 +13,8 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.models.sources.origin import Origin
 from recipe.tokenization.encoding import encode_pairs
 
 from .spec import SPECS, pairs_of

@@ -19,7 +19,7 @@ from recipe.data.column_names import ADDRESS, LABEL, PAIR, TEXT
 from recipe.data.reading import Read, read_columns
 from recipe.errors import DataError, Problems
 from recipe.models import pretrained
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.tasks.base import EncoderObjective, Model, Task, Tokenizer
 from recipe.tokenization import texts
@@ -64,7 +64,7 @@ class ExtractiveSummary(Task):
         )
         self.data = held_out.DataSets(**uses, notes=[*notes, *lines])
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Load the model with a head of one number."""
         architecture, settings = AutoModelForSequenceClassification, self.model_settings
         model, tokenizer = pretrained.load_head(

@@ -37,12 +37,13 @@ from recipe.backend.proofs import reference as references
 from recipe.backend.proofs.reference import Reference
 from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, tolerance_of
 from recipe.backend.saved import weights
-from recipe.backend.saved.origin import Origin
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.models import flat_attention, packed_encoders
+from recipe.models.sources.origin import Origin
+from recipe.models.sources.tokenizers import log_replacement
 from recipe.runtime import blocked_weights
 from recipe.tokenization.encoding import types_alone
 
@@ -90,6 +91,7 @@ def load(
     if kind not in DEVICES and packed_encoders.minimum_length(model.config) > 1:
         packed_encoders.patch_forward_for_lengths(model)
     tokenizer = origin.tokenizer()
+    log_replacement(tokenizer)
     has_types = TYPE_IDS in tokenizer.model_input_names
     # Tokenizers without a limit report 1e30.
     loaded = wrap_model(model, tokenizer, int(min(tokenizer.model_max_length, positions_of(model))))

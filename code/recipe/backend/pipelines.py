@@ -16,12 +16,12 @@ from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
 from recipe.backend.requests.probes import draw_images
 from recipe.backend.saved import weights
-from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import dtype_argument
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, describe_error, why_unloadable
-from recipe.models import tokenizers
+from recipe.models.sources import tokenizers
+from recipe.models.sources.origin import Origin, refuse_empty
 
 TASKS: Mapping[str, Sequence[str]] = {
     "image-classification": ("top_k", "function_to_apply"),

@@ -19,9 +19,9 @@ import torch
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.rows import Reading, are_close, tolerance_of
 from recipe.backend.saved import weights
-from recipe.backend.saved.origin import Origin
 from recipe.console import log
 from recipe.models import packed_encoders
+from recipe.models.sources.origin import Origin
 from recipe.runtime import device
 
 DEVICES = frozenset(name for name, kind in device.KINDS.items() if kind.has_fast_float16)

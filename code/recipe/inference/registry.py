@@ -10,11 +10,11 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.backend import pipelines
 from recipe.backend.proofs import verification
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
 from recipe.console import log
 from recipe.errors import ModelError, did_you_mean
+from recipe.models.sources.origin import Origin
 from recipe.spec import TRAINED_TASK
 from recipe.storage import checksums
 from recipe.task_table import SERVED, TASKS, resolve
@@ -139,11 +139,9 @@ def task_of(origin: Origin) -> str:
 def trained_task(origin: Origin) -> str | None:
     """Return the task that answers with a model of the recipe, if its config.json names one. What
     other tools have trained since has the field, too, but often another class."""
-    config = origin.config()
-    named = getattr(config, TRAINED_TASK, None)
-    if not isinstance(named, dict) or [named.get("class")] != getattr(
-        config, "architectures", None
-    ):
+    settings = origin.read_settings()  # an encoder's may be in a folder below
+    named = settings.get(TRAINED_TASK)
+    if not isinstance(named, dict) or [named.get("class")] != settings.get("architectures"):
         return None
     spec = TASKS.get(named.get("task", ""))
     return None if spec is None else next(iter(spec.served), None)

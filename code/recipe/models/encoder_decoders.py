@@ -15,7 +15,7 @@ from recipe.console import say
 from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, pretrained
 from recipe.models.packed_decoders import States
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.settings import ModelSettings
 
 _HEADS = {
@@ -34,7 +34,7 @@ _OTHER_LOSSES = {
 
 
 def load(
-    source: Source, settings: ModelSettings, prefix: str | None = None
+    source: Origin, settings: ModelSettings, prefix: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in float32, set to the job's prefix, and its tokenizer.
 
@@ -46,14 +46,14 @@ def load(
     config: Any = model.config
     if config.model_type in _OTHER_LOSSES:
         raise ModelError(
-            f"The model {source.name} is of type {config.model_type}, whose loss also covers "
+            f"The model {source.location} is of type {config.model_type}, whose loss also covers "
             f"{_OTHER_LOSSES[config.model_type]}, which is not trained here.",
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
     pretrained.check_head(source, new, "an encoder with a decoder")
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
-            f"The model {source.name} has no start token for its decoder.",
+            f"The model {source.location} has no start token for its decoder.",
             "Set decoder_start_token_id in its config.json.",
         )
     known = getattr(config, "task_specific_params", None) or {}

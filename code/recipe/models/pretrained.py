@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe.compat import attend_fully, dtype_argument, new_weights, positions_of
+from recipe.compat import attend_fully, new_weights, positions_of
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
-from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, did_you_mean, why_unloadable
-from recipe.models import lora, quantized, tokenizers
+from recipe.errors import HyperparameterError, ModelError, did_you_mean
+from recipe.models import lora, quantized
+from recipe.models.sources.origin import ADAPTER, HUB_NAME, MARKS, Origin, refuse_pointers
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
 
@@ -34,12 +29,6 @@ _LONGEST = 512
 _WHOLE = frozenset({"deberta", "xmod"})
 """Types of models whose code mixes float32 and half precision under autocast: DeBERTa v1 masks by
 float32's lowest number, X-MOD writes half precision into a float32 tensor."""
-_FITTING = {
-    "AutoModelForCausalLM": "a decoder, such as a Llama, Qwen or GPT-2",
-    "AutoModelForSeq2SeqLM": "an encoder with a decoder, such as T5 or BART",
-    "AutoModelForMaskedLM": "an encoder, such as BERT or ModernBERT",
-}
-"""The kind of model to give instead."""
 _ADAPTERS = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
@@ -47,21 +36,9 @@ _ADAPTERS = {
 }
 """peft's task type of models with these heads; it has none for other ones."""
 PAIR_OF_TEXTS = "a pair of texts"
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a model comes from."""
-
-    name: str
-    """A folder, or a name on the hub."""
-    is_local: bool
-    texts: Sequence[str] = ()
-    """Some texts of the data, on which its tokenizer is compared with its file."""
-
-
-def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
+def find(model_id: str | None, channels: Mapping[str, Path]) -> Origin:
     """Return the source of the model named by model_name_or_path. Raise HyperparameterError if it
     is not given, and no channel holds a model, and ModelError for a path or a channel without
     one."""
@@ -86,27 +63,27 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
     path = Path(model_id).expanduser()
     if path.is_dir():
         source = _local(path)
-        # Older folders of sentence-transformers have the encoder's config.json in a subfolder.
-        if not any((path / name).is_file() for name in ("config.json", "modules.json")):
+        if not any((path / name).is_file() for name in MARKS):
             raise ModelError(
                 f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
                 "Give the folder that holds config.json, the weights and the tokenizer.",
             )
         return source
-    if not _HUB_NAME.fullmatch(model_id):
+    if not HUB_NAME.fullmatch(model_id):
         raise ModelError(
             f"model_name_or_path has value {model_id!r}: there is no such folder.",
             did_you_mean(model_id, channels)
             or "Give a folder, a channel's name, or a name on the hub.",
         )
-    return Source(name=model_id, is_local=False)
+    return Origin(model_id)
 
 
-def _local(folder: Path) -> Source:
+def _local(folder: Path) -> Origin:
     """Return the model in a folder. Raise ModelError if it is a LoRA adapter."""
-    if (folder / "adapter_config.json").is_file():
+    refuse_pointers(folder)
+    if (folder / ADAPTER).is_file():
         raise _adapter_error(str(folder))
-    return Source(name=str(folder), is_local=True)
+    return Origin(str(folder))
 
 
 def _adapter_error(name: str) -> ModelError:
@@ -117,31 +94,28 @@ def _adapter_error(name: str) -> ModelError:
 
 
 def load(
-    source: Source, labels: Labels, settings: ModelSettings
+    origin: Origin, labels: Labels, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the model in float32 with a head for `labels`, which replaces a head for another
     number of labels, and its tokenizer. Raise ModelError as `load_head`."""
     architecture, what = AutoModelForSequenceClassification, "a classifier of these labels"
     return load_head(
-        architecture, source, settings, what, labels.names, problem_type=labels.problem
+        architecture, origin, settings, what, labels.names, problem_type=labels.problem
     )
 
 
-def known_labels(source: Source, settings: ModelSettings) -> tuple[str, ...]:
+def known_labels(origin: Origin, settings: ModelSettings) -> tuple[str, ...]:
     """Return the model's labels by their ids; none if its configuration cannot be read."""
-    _set_token(settings)
     try:
-        config: Any = AutoConfig.from_pretrained(
-            source.name, trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError):
+        config = origin.with_access(settings).config()
+    except ModelError:
         return ()  # loading the model gives a better error
     return tuple(str(name) for _, name in sorted((config.id2label or {}).items()))
 
 
 def load_head(
     architecture: Any,
-    source: Source,
+    origin: Origin,
     settings: ModelSettings,
     what: str,
     labels: Sequence[str] = (),
@@ -160,11 +134,11 @@ def load_head(
         ids = {name: number for number, name in enumerate(labels)}
         options |= {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": ids}
     options["ignore_mismatched_sizes"] = True
-    model, tokenizer, new = read(architecture, source, settings, **options)
+    model, tokenizer, new = read(architecture, origin, settings, **options)
     new_weights.log(new)
     if new and not settings.trains:
         raise ModelError(
-            f"The model {source.name} lacks {len(new)} weights of {what} ({new[0]} ...), which "
+            f"The model {origin.location} lacks {len(new)} weights of {what} ({new[0]} ...), which "
             "only training would create: do_train=False has nothing to evaluate.",
             "Give a trained model, or leave do_train out.",
         )
@@ -186,34 +160,35 @@ def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
 
 
 def load_causal(
-    source: Source, settings: ModelSettings
+    origin: Origin, settings: ModelSettings
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the causal language model in float32, and its tokenizer. Raise ModelError if it cannot
     be reached or loaded, or is another kind of model."""
-    model, tokenizer, new = read(AutoModelForCausalLM, source, settings)
+    model, tokenizer, new = read(AutoModelForCausalLM, origin, settings)
     config: Any = model.config
     reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_ahead and not getattr(config, "is_decoder", False):
         raise ModelError(
-            f"The model {source.name} is of type {config.model_type}, an encoder, whose tokens "
+            f"The model {origin.location} is of type {config.model_type}, an encoder, whose tokens "
             "see those that follow them: it cannot learn to continue a text.",
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
-    check_head(source, new, "a causal language model")
+    check_head(origin, new, "a causal language model")
     return lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
-def check_head(source: Source, new: Sequence[str], what: str) -> None:
+def check_head(origin: Origin, new: Sequence[str], what: str) -> None:
     """Raise ModelError if weights are missing: `new` has their names, from `read`. `what` is the
     architecture, for the message."""
     if new:
         raise ModelError(
-            f"The model {source.name} lacks {len(new)} weights of {what}: {', '.join(new[:4])}.",
+            f"The model {origin.location} lacks {len(new)} weights of {what}: "
+            f"{', '.join(new[:4])}.",
             "Give a model that was saved with its language modelling head.",
         )
 
 
-def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
+def check_vocabulary(origin: Origin, model: Any, tokenizer: Any) -> None:
     """Raise ModelError if the model has no embedding for some tokens."""
     bare = lora.bare(model)
     if getattr(bare.config, "vocab_size", None) is None:  # of images, or of hashed characters
@@ -221,14 +196,15 @@ def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
     count = getattr(bare.get_input_embeddings(), "num_embeddings", None)
     if count is not None and len(tokenizer) > count:
         raise ModelError(
-            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model {count}.",
+            f"The tokenizer of {origin.location} has {len(tokenizer)} tokens, and the model has "
+            f"{count}.",
             "Resize the model's embeddings, or give its own tokenizer.",
         )
 
 
 def read(
     architecture: Any,
-    source: Source,
+    origin: Origin,
     settings: ModelSettings,
     reader: Any = None,
     **more: Any,
@@ -236,77 +212,39 @@ def read(
     """Return a model in float32, its tokenizer (or what the Auto class `reader` loads, such as an
     image processor), and the names of the weights that its files lack. Raise ModelError if it
     cannot be reached or loaded, or lacks weights below its head."""
-    trusted = {"trust_remote_code": settings.trust_remote_code}
-    _set_token(settings)
-    options = {**dtype_argument(torch.float32), "output_loading_info": True, **more, **trusted}
+    origin = origin.with_access(settings)
     in_4_bits, trains = settings.load_in_4bit, settings.trains
     if in_4_bits:
         fp16 = bool(settings.passed.get("fp16"))
-        options |= quantized.options(bool(settings.bf16), fp16)
-    config: dict[str, Any] = {}
-    with checksums.verified(source.name):
-        try:
-            with contextlib.suppress(OSError):  # the next lines report it or need no such file
-                config, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
-            if trains:
-                quantized.check_base(source.name, config, None, in_4_bits)
-            if reader is None:
-                tokenizer = tokenizers.load_tokenizer(source.name, source.texts, **trusted)
-            else:
-                tokenizer = reader.from_pretrained(source.name, **trusted)
-            with new_weights.marked_memory():
-                model, report = architecture.from_pretrained(source.name, **options)
-        except Exception as error:
-            # The error of the hub's HTTP client, which transformers replaces by its own OSError; by
-            # name, since the client (httpx, httpx2) differs between releases.
-            broken: BaseException | None = error
-            while broken and "TransportError" not in {base.__name__ for base in type(broken).mro()}:
-                broken = broken.__cause__ or broken.__context__
-            if not isinstance(error, UNLOADABLE) and broken is None:
-                raise
-            if "Unrecognized configuration class" in str(error):
-                kind = config.get("model_type")
-                raise ModelError(
-                    f"The model {source.name} is of type {kind!r}, of which transformers has no "
-                    f"{architecture.__name__}: it cannot be trained for this task.",
-                    f"Give {_FITTING.get(architecture.__name__, 'a model of another type')}.",
-                ) from error
-            if source.is_local:
-                raise ModelError(
-                    f"The model in {source.name} cannot be loaded: {why_unloadable(error)}",
-                    "The folder needs config.json, model.safetensors and the tokenizer's files.",
-                ) from error
-            advice = "Check the name" if broken is None else "Start the job again"
-            raise ModelError(
-                f"The model {source.name!r} cannot be loaded from the Hugging Face hub: "
-                f"{broken or why_unloadable(error)}",
-                f"{advice}. A job without network takes its model from a channel: put the model's "
-                "files in S3, give that prefix as the channel called model, and leave "
-                "model_name_or_path out.",
-            ) from error
+        more |= quantized.options(bool(settings.bf16), fp16)
+    with checksums.verified(origin.location):
+        if trains:
+            config = origin.read_settings()
+            quantized.check_base(origin.location, config, None, in_4_bits)
+        if reader is None:
+            tokenizer = origin.tokenizer()
+        else:
+            with origin.explained():
+                tokenizer = reader.from_pretrained(origin.location, **origin.options)
+        with new_weights.marked_memory():
+            model, report = origin.read(architecture, torch.float32, **more)
     if trains:
-        quantized.check_base(source.name, config, model, in_4_bits)
+        quantized.check_base(origin.location, config, model, in_4_bits)
     if getattr(model, "_hf_peft_config_loaded", False):  # a name on the hub
-        raise _adapter_error(source.name)
+        raise _adapter_error(origin.location)
     new = new_weights.unread(report)
-    new_weights.check_layers(source.name, model, new)
-    new_weights.write_biases(source.name, model, new)
+    new_weights.check_layers(origin.location, model, new)
+    new_weights.write_biases(origin.location, model, new)
     new_weights.freeze_unsaved(model)
     if attend_fully(model):
         say("attention: original_full instead of block_sparse, which a short text would turn off")
     if reader is None:
-        _set_padding_token(source, model, tokenizer)
+        _set_padding_token(origin, model, tokenizer)
     return model, tokenizer, new
 
 
-def _set_token(settings: ModelSettings) -> None:
-    """Set the token for the hub: transformers passes an argument on to some of its requests."""
-    if settings.hf_token:
-        os.environ["HF_TOKEN"] = settings.hf_token
-
-
 def _set_padding_token(
-    source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    origin: Origin, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Set the model's padding token to the tokenizer's, or to the end token if it has none: the
     head of a decoder finds the last real token by it. RoBERTa keeps the padding token from which
@@ -314,7 +252,7 @@ def _set_padding_token(
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ModelError(
-                f"The tokenizer of {source.name} has neither a padding nor an end token.",
+                f"The tokenizer of {origin.location} has neither a padding nor an end token.",
                 "Set pad_token in its tokenizer_config.json.",
             )
         tokenizer.pad_token = tokenizer.eos_token

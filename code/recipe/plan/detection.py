@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig
-
 from recipe import task_table
 from recipe.data import columns
 from recipe.data.column_settings import ColumnsError, named_settings, remedy
@@ -67,10 +65,9 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         return (owners or possible)[0], "the default; set task to choose another"
     check_reviewed(part, hyperparameters)
     configuration: Mapping[str, Any] = {}
-    with contextlib.suppress(RecipeError, OSError, ValueError):  # loading the model reports it
+    with contextlib.suppress(RecipeError):  # loading the model reports it
         source = pretrained.find(hyperparameters.model_name_or_path, channels)
-        options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}
-        configuration, _ = PretrainedConfig.get_config_dict(source.name, **options)
+        configuration = source.with_access(hyperparameters).read_settings()
     model = model_of(configuration)
     selections: dict[str, Selection] = {}
     errors: dict[str, ColumnsError] = {}

@@ -20,8 +20,9 @@ from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import lora, pretrained, quantized, tokenizers
-from recipe.models.pretrained import Source
+from recipe.models import lora, pretrained, quantized
+from recipe.models.sources import tokenizers
+from recipe.models.sources.origin import Origin
 from recipe.paths import Folders
 from recipe.plan import detection, trainer_arguments
 from recipe.plan.batch_layout import Loaded
@@ -48,7 +49,7 @@ class Plan:
     """Hosts of the job, each of which has its price."""
     task: Task
     """With the data, whose columns and labels it has chosen."""
-    source: Source
+    source: Origin
     """The model to start from."""
 
 
@@ -197,7 +198,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"
-    table.add("model", f"{plan.source.name}, {parameters / 1e6:.1f} M parameters", where)
+    table.add("model", f"{plan.source.location}, {parameters / 1e6:.1f} M parameters", where)
     if line := tokenizers.replacement_of(tokenizer):
         table.add("tokenizer", line)
     if given.quantize:

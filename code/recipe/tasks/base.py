@@ -28,7 +28,7 @@ from recipe.data.layout.channels import training_channels
 from recipe.errors import HyperparameterError, ModelError, RowError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention, lora, packed_encoders, pretrained
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -218,7 +218,7 @@ class Task(ABC):
             )
 
     @abstractmethod
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Return the model to start from, and its tokenizer."""
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:

@@ -19,7 +19,8 @@ from recipe.data.column_names import LABEL
 from recipe.data.labels import NUMBER, SINGLE, Labels, balanced_weights
 from recipe.errors import ModelError
 from recipe.models import losses
-from recipe.models.pretrained import Source, known_labels
+from recipe.models.pretrained import known_labels
+from recipe.models.sources.origin import Origin
 from recipe.reports.predictions import Predictions
 from recipe.tasks import evaluation
 from recipe.tasks.base import OK, WARNING, Finding, Objective, Task, judged_split
@@ -72,7 +73,7 @@ class Classification(Task):
     shown_columns: ClassVar[Sequence[str]]
     """The columns of a text, maybe with a second one, by which the report shows a sample."""
 
-    def match_labels(self, source: Source) -> None:
+    def match_labels(self, source: Origin) -> None:
         """Give the classes of the data the ids that they have in the model, if it has the same ones
         or is not trained.
 
@@ -86,8 +87,8 @@ class Classification(Task):
             return
         if not (has_same or (known.problem != NUMBER and set(known.names) <= set(names))):
             raise ModelError(
-                f"The model {source.name} answers with the labels {', '.join(names)}, and the data "
-                f"has {', '.join(known.names)}: do_train=False cannot compare them.",
+                f"The model {source.location} answers with the labels {', '.join(names)}, and the "
+                f"data has {', '.join(known.names)}: do_train=False cannot compare them.",
                 "Give data with the model's labels (problem_type=regression if they are numbers), "
                 "or train.",
             )

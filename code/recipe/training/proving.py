@@ -16,7 +16,7 @@ from recipe.backend import precision
 from recipe.backend.pipelines import Foreign
 from recipe.backend.proofs import making
 from recipe.backend.proofs.proof import Proof
-from recipe.backend.saved.origin import Origin
+from recipe.models.sources.origin import Origin
 from recipe.plan.table import Table
 from recipe.runtime import memory
 from recipe.storage import checksums

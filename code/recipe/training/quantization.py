@@ -28,10 +28,9 @@ from transformers import TrainingArguments
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Proof, Trial
-from recipe.backend.saved.origin import Origin
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
 from recipe.storage import atomic
@@ -112,7 +111,7 @@ class _Subject:
         folder: Path,
     ) -> None:
         self._task, self._samples = task, samples
-        model, tokenizer = task.load(Source(name=str(folder), is_local=True))
+        model, tokenizer = task.load(Origin(str(folder)))
         self.model: Any = model
         self.encoder: Any = self.model.base_model
         loaded = Loaded(

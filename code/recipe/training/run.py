@@ -135,7 +135,7 @@ class _Job:
     ) -> model_card.Facts:
         """Return what the model's card says."""
         return model_card.Facts(
-            base_model=self.plan.source.name,
+            base_model=self.plan.source.location,
             base_is_local=self.plan.source.is_local,
             hyperparameters=self.parameters,
             about=self.plan.task.about(),
@@ -153,9 +153,9 @@ class _Job:
         Raise ModelError if the job only quantizes, and the result is outside the bounds."""
         plan, folder = self.plan, self.folders.model_dir
         trains = plan.hyperparameters.trains
-        if not trains and folder.resolve() != Path(plan.source.name).resolve():
+        if not trains and folder.resolve() != Path(plan.source.location).resolve():
             with atomic.results("The model", folder, 0, _REMEDY) as arriving:
-                shutil.copytree(plan.source.name, arriving, dirs_exist_ok=True)
+                shutil.copytree(plan.source.location, arriving, dirs_exist_ok=True)
         try:
             detail, is_written = quantization.quantize(plan, self.samples, folder)
         except Exception as error:

@@ -18,9 +18,9 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import BadRequest
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.saved import weights
-from recipe.backend.saved.origin import Origin
 from recipe.errors import ModelError
 from recipe.inference import registry
+from recipe.models.sources.origin import Origin
 from recipe.runtime import device
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support import plain_answers

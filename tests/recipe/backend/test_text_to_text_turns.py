@@ -12,7 +12,7 @@ import torch
 from amphora.serving.worker.job_threads import Job, Turns
 from recipe.backend import turns
 from recipe.backend.requests.payloads import Request
-from recipe.backend.saved.origin import Origin
+from recipe.models.sources.origin import Origin
 from recipe.tasks.causal_lm.serve import Generator
 from recipe.tasks.text_to_text.serve import TextGenerator
 from tests.support.serving_kit import Handlers, predict, request, save

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from recipe.backend import precision
 from recipe.backend.requests import answers
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.saved.origin import Origin
 from recipe.errors import ModelError
 from recipe.inference import registry
+from recipe.models.sources.origin import Origin
 from recipe.runtime.device import Device
 from tests.support.serving_kit import TEXTS, Handlers, save, save_nllb, tokenizer
 
@@ -33,14 +33,14 @@ CLASSIFIER = "BertForSequenceClassification"
         ("BertModel", {}, {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
         (CLASSIFIER, {}, {"HF_TASK": "zero-shot-classification"},
          ["entailment", "LABEL_0"]),
-        ("GPT2LMHeadModel", {}, {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
+        ("GPT2LMHeadModel", {}, {"HF_TASK": "summarization"}, ["of type .gpt2., of which transformers has no AutoModelForSeq2SeqLM"]),
         (CLASSIFIER, {"id2label": {"0": "a", "1": "b", "2": "c"}}, {},
          ["config.json .id2label.* contradicts the shapes"]),
         (CLASSIFIER, "cut", {}, ["weights are cut off or damaged"]),
         (CLASSIFIER, "pointer", {},
          ["pointers of Git LFS instead of files: model.safetensors.*git lfs pull"]),
         (CLASSIFIER, {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}}, {},
-         ["Set HF_TRUST_REMOTE_CODE=true"]),
+         ["HF_TRUST_REMOTE_CODE=true for a server"]),
         ("BertForMaskedLM", "sparse", {}, ["SparseEncoder", "inference.py"]),
         (CLASSIFIER, {"num_labels": 1, "sentence_transformers": {"activation_fn": "somebody.Activation"}}, {}, ["somebody.Activation", "Sigmoid"]),
         ("BertModel", {}, {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),

@@ -22,6 +22,7 @@ from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import encoder_decoders, lora, pretrained, quantized
 from recipe.models.pretrained import longest_input
+from recipe.models.sources.origin import Origin
 from recipe.runtime.device import Device
 from recipe.tasks.masked_lm import task as masked_models
 from recipe.tasks.sentence_embedding import task as sentence_embedding
@@ -30,10 +31,11 @@ from recipe.training import preflight
 from tests.support import causal_kit, serving_kit, tasks
 from tests.support.causal_kit import make_model
 from tests.support.jobs import folders_of, run, write
+from tests.support.ports import free_port
 from tests.support.refusals import refused
 from tests.support.serving_kit import Handlers
 
-Load = Callable[[pretrained.Source, Hyperparameters], Any]
+Load = Callable[[Origin, Hyperparameters], Any]
 
 
 def without(folder: Path, name: str) -> Path:
@@ -47,7 +49,7 @@ def without(folder: Path, name: str) -> Path:
 
 def refusal(load: Load, folder: Path) -> str:
     with pytest.raises(ModelError) as refused:
-        load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
+        load(Origin(str(folder)), Hyperparameters())
     return str(refused.value)
 
 
@@ -102,7 +104,7 @@ def test_sparse_attention_that_a_short_batch_would_end_is_not_used(
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.BigBirdConfig(vocab_size=20, intermediate_size=16, **size)
     transformers.BigBirdForSequenceClassification(config).save_pretrained(folder)
-    source = pretrained.Source(name=str(folder), is_local=True)
+    source = Origin(str(folder))
     auto: Any = transformers.AutoModelForSequenceClassification
     model: Any = pretrained.read(auto, source, Hyperparameters())[0]
     assert model.config.attention_type == "original_full"
@@ -120,7 +122,7 @@ def test_sparse_attention_that_a_short_batch_would_end_is_not_used(
 def test_layers_that_the_files_lack_are_not_drawn_at_random(
     load: Load, tmp_path: Path, tiny_model: Path
 ) -> None:
-    source = pretrained.Source(name=str(tiny_model), is_local=True)
+    source = Origin(str(tiny_model))
     load(source, Hyperparameters())
     folder = Path(shutil.copytree(tiny_model, tmp_path / "lacking"))
     name = "encoder.layer.1.output.dense.weight"
@@ -133,7 +135,7 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
     refusal_text = refusal(load, folder)
     assert "position_embeddings.weight" in refusal_text or "contradicts the shapes" in refusal_text
     folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
-    load(pretrained.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
+    load(Origin(str(without(folder, "pooler.dense.weight"))),
          Hyperparameters())  # fmt: skip
 
 
@@ -153,14 +155,14 @@ def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> 
     """transformers' LlamaForQuestionAnswering reads none of what LlamaForCausalLM has saved."""
     folder = causal_kit.make_model("llama", tmp_path / "model")
 
-    def load(source: pretrained.Source, hyperparameters: Hyperparameters) -> Any:
+    def load(source: Origin, hyperparameters: Hyperparameters) -> Any:
         architecture = transformers.AutoModelForQuestionAnswering
         return pretrained.load_head(architecture, source, hyperparameters, "answers")
 
     refusal_text = refusal(load, folder)
     assert "without it: AutoModel" in refusal_text
     transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
-    model, _ = load(pretrained.Source(name=str(folder), is_local=True), Hyperparameters())
+    model, _ = load(Origin(str(folder)), Hyperparameters())
     expected = transformers.AutoModel.from_pretrained(folder).get_parameter(
         "layers.0.mlp.up_proj.weight"
     )
@@ -178,7 +180,7 @@ def test_a_new_head_for_masked_tokens_holds_no_numbers_of_old_memory(
         vocab_size=80, intermediate_size=16, **size, **more
     )
     transformers.AutoModel.from_config(config).save_pretrained(folder)
-    source = pretrained.Source(name=str(folder), is_local=True)
+    source = Origin(str(folder))
     model, _ = masked_models.load_model(source, Hyperparameters())
     assert all(bool(weight.isfinite().all()) for weight in model.parameters())
     assert model.get_output_embeddings().bias.count_nonzero() == 0
@@ -191,7 +193,7 @@ LABELS = Labels(("neg", "pos"))
 def test_a_local_model_is_found(tiny_model: Path, requested: str | None) -> None:
     requested = requested and requested.format(path=tiny_model)
     source = pretrained.find(requested, {"model": tiny_model})
-    assert (source.name, source.is_local) == (str(tiny_model), True)
+    assert (source.location, source.is_local) == (str(tiny_model), True)
 
 
 def test_a_model_by_name_is_the_hubs_or_refused_by_its_name(tmp_path: Path) -> None:
@@ -204,6 +206,30 @@ def test_a_model_by_name_is_the_hubs_or_refused_by_its_name(tmp_path: Path) -> N
         pretrained.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"Channel train .*holds no model"):
         pretrained.find("train", {"train": tmp_path})
+    (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match=r"pointers of Git LFS .*: config.json.*git lfs pull"):
+        pretrained.find(str(tmp_path), {})
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for load in (
+        lambda: pretrained.load(Origin("a/b"), LABELS, Hyperparameters()),
+        lambda: sentence_embedding.load(Origin("a/b"), Hyperparameters()),
+        lambda: Origin.find("/no/such/folder", {"HF_MODEL_ID": "a/b"}).config(),
+    ):
+        with refused(
+            ModelError, "127.0.0.1 cannot be reached", "channel called model", "HF_MODEL_ID"
+        ):
+            load()
+    assert waits == [0, 1, 2]
 
 
 @pytest.mark.parametrize("has_config", [True, False])
@@ -272,7 +298,7 @@ def test_an_archive_made_up_to_harm_is_refused(
 def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
     """Merged into the output layer it would be in the embeddings, too."""
     folder = serving_kit.save("LlamaForCausalLM", tmp_path / "tied", tie_word_embeddings=True)
-    source = pretrained.Source(name=str(folder), is_local=True)
+    source = Origin(str(folder))
     named = {"task": "causal-lm", "lora_r": 2, "lora_target_modules": "q_proj, lm_head"}
     with pytest.raises(HyperparameterError, match=r"lora_target_modules.*lm_head.*lora_save=adap"):
         pretrained.load_causal(source, Hyperparameters(**named))
@@ -297,7 +323,7 @@ def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
 def test_adapters_are_all_that_is_trained_of_a_model_with_its_head(
     load: Any, kind: str, tmp_path: Path
 ) -> None:
-    source = pretrained.Source(name=str(serving_kit.save(kind, tmp_path)), is_local=True)
+    source = Origin(str(serving_kit.save(kind, tmp_path)))
     model, *_ = load(source, Hyperparameters(lora_r=2))
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all(".lora_" in name for name in trained)

@@ -21,8 +21,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer
 
-from recipe.models import tokenizers
-from recipe.models.tokenizers import load_tokenizer
+from recipe.models.sources import tokenizers
+from recipe.models.sources.tokenizers import load_tokenizer
 from recipe.tokenization.encoding import Encoder
 from tests.support.jobs import run, write
 from tests.support.serving_kit import Handlers, save

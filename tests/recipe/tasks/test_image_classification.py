@@ -19,7 +19,7 @@ from recipe.data.files.image_files import picture
 from recipe.data.labels import Labels
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.tasks.image_classification import batches as pixels
 from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import task as image_classification
@@ -306,7 +306,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         folder = tmp_path / str(channels)
         transformers.ViTForImageClassification(config).save_pretrained(folder)
         processor_of("vit").save_pretrained(folder)
-        source = Source(name=str(folder), is_local=True)
+        source = Origin(str(folder))
         labels = Labels(("a", "b", "c"))
         with pytest.raises(ModelError, match=words):
             model, _ = image_classification.load_model(source, labels, Hyperparameters())

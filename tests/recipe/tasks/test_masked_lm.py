@@ -15,7 +15,7 @@ from recipe.batching.document_batches import DocumentLayout
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_encoders
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.tasks.masked_lm import task as masked_models
 from recipe.tasks.masked_lm import tokens as masked_texts
 from recipe.tasks.masked_lm.batches import MaskedTexts
@@ -181,8 +181,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         Hyperparameters(task="causal-lm", task_values={"mlm_probability": 0.3})
     seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
     with pytest.raises(ModelError, match="does not fill masks"):
-        masked_models.load_model(Source(name=str(seq2seq), is_local=True), Hyperparameters())
+        masked_models.load_model(Origin(str(seq2seq)), Hyperparameters())
     headless = serving_kit.save("BertModel", tmp_path / "bert")
     with pytest.raises(ModelError, match="stay random with LoRA"):
-        source = Source(name=str(headless), is_local=True)
+        source = Origin(str(headless))
         masked_models.load_model(source, Hyperparameters(task="masked-lm", lora_r=2))

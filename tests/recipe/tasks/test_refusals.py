@@ -9,7 +9,7 @@ from transformers import BertConfig
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.runtime import memory
 from recipe.task_table import TASKS
 from recipe.training import preflight
@@ -321,7 +321,7 @@ def test_a_model_that_knows_the_labels_keeps_their_order(
     task = load(tmp_path / "data", rows if is_several else CLASSED)
     before = task.train.features["label"]
     shown = [task.data.labels.show(label) for label in task.train["label"]]
-    task.match_labels(Source(name=str(model), is_local=True))
+    task.match_labels(Origin(str(model)))
     assert list(task.data.labels.names) == expected
     after = [sorted(task.data.labels.show(label).split(", ")) for label in task.data.train["label"]]
     assert after == [sorted(label.split(", ")) for label in shown]

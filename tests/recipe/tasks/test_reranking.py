@@ -12,7 +12,7 @@ from recipe import arguments, task_table
 from recipe.data import values
 from recipe.data.files import json_rows, part
 from recipe.hyperparameters import Hyperparameters
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.tasks import ranking_scores
 from recipe.tasks.ranking_scores import JudgedLists
 from recipe.tasks.reranking import task as reranking
@@ -56,7 +56,7 @@ def test_a_list_is_learned_as_a_whole(tmp_path: Path) -> None:
         wanted = torch.tensor(row["labels"]).float().softmax(0)
         expected.append(-(wanted * chances).sum())
     for packed in (True, False):
-        model, _ = task.load(Source(name=str(folder), is_local=True))
+        model, _ = task.load(Origin(str(folder)))
         # The logits are no probabilities.
         activation = model.config.sentence_transformers["activation_fn"]
         assert activation == "torch.nn.modules.linear.Identity"

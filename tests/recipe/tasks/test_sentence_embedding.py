@@ -17,7 +17,7 @@ from recipe import arguments
 from recipe.data import relevance, values
 from recipe.errors import HyperparameterError
 from recipe.metrics import metric_names
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports import figures
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
@@ -75,7 +75,7 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
     for packed in (True, False):
         argv = ["--task", "sentence-embedding", "--eval_strategy", "no", "--batch_size", "26"]
         task = SentenceEmbedding(channels, arguments.parse(argv))
-        model, _ = task.load(Source(name=str(tiny_model), is_local=True))
+        model, _ = task.load(Origin(str(tiny_model)))
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
@@ -177,7 +177,7 @@ def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_pat
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):
         SentenceEmbedding(channels, arguments.parse([*TASK, "--matryoshka_dims", "33,8"])).load(
-            Source(name=str(tiny_model), is_local=True)
+            Origin(str(tiny_model))
         )
     pairs = {
         "train": write(tmp_path / "pairs", [{"query": f"a{n}", "positive": "b"} for n in range(20)])

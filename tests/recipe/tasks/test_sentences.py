@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer import modules
 from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import tokenizers
-from recipe.models.pretrained import Source
+from recipe.models.sources import hub_files
+from recipe.models.sources.origin import Origin
 from recipe.tasks.sentence_embedding import task as sentence_embedding
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
@@ -207,11 +207,12 @@ def test_a_sparse_encoder_is_not_trained_as_one_with_mean_pooling(
     name = str(tmp_path / "saved")
     if not is_local:  # on the hub
         name = "somebody/sparse"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         monkeypatch.setattr(
-            tokenizers, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
+            hub_files, "cached_file", lambda location, file, **_: str(tmp_path / "saved" / file)
         )
     with pytest.raises(ModelError, match=r"is a SparseEncoder.*retrieval/train_encoder.py"):
-        sentence_embedding.load(Source(name=name, is_local=is_local), Hyperparameters())
+        sentence_embedding.load(Origin(name), Hyperparameters())
 
 
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None
     modules[0]["path"] = below.name
     (folder / "modules.json").write_text(json.dumps(modules))
     assert_close(Handlers(folder).ask({"inputs": TEXTS}), library.encode(TEXTS).tolist(), 1e-5)
-    sentence_embedding.load(Source(name=str(folder), is_local=True), Hyperparameters())
+    sentence_embedding.load(Origin(str(folder)), Hyperparameters())
     weights = load_file(below / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, below / "model.safetensors", metadata={"format": "pt"})

@@ -18,7 +18,8 @@ from recipe.data.held_out import DataSets
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import encoder_decoders
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
+from recipe.models.sources.tokenizers import load_tokenizer
 from recipe.tasks.generation_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tokenization import languages, texts
@@ -167,7 +168,7 @@ def test_scores_of_generated_texts() -> None:
 
 def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> None:
     serving_kit.save_nllb(tmp_path / "nllb")
-    source, given = Source(name=str(tmp_path / "nllb"), is_local=True), Hyperparameters()
+    source, given = Origin(str(tmp_path / "nllb")), Hyperparameters()
     with pytest.raises(HyperparameterError, match=r"target_lang has value 'xx'.*eng_Latn"):
         languages.mark(*encoder_decoders.load(source, given), "eng", "xx")
     model, tokenizer = encoder_decoders.load(source, given)
@@ -180,7 +181,7 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
     assert named("deu_Latn") in read_ids and named("fra_Latn") in written_ids
     model.save_pretrained(tmp_path / "kept")
     tokenizer.save_pretrained(tmp_path / "kept")
-    kept = transformers.AutoTokenizer.from_pretrained(tmp_path / "kept")
+    kept = load_tokenizer(str(tmp_path / "kept"))
     assert kept("the film").input_ids == read_ids
     settings = transformers.GenerationConfig.from_pretrained(tmp_path / "kept")
     assert settings.forced_bos_token_id == named("fra_Latn")

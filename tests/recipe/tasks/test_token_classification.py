@@ -17,7 +17,7 @@ from recipe.arguments import parse
 from recipe.data.annotations import word_tags
 from recipe.data.annotations.word_tags import Tagged, iob2
 from recipe.errors import DataError, HyperparameterError
-from recipe.models.tokenizers import reading_words
+from recipe.models.sources.tokenizers import reading_words
 from recipe.plan import detection
 from recipe.tasks.text_classification.task import TextClassification
 from recipe.tasks.token_classification import report

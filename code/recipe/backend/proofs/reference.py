@@ -24,8 +24,8 @@ from recipe.backend.proofs.proof import (
 )
 from recipe.backend.requests import probes
 from recipe.backend.rows import OutputKind
-from recipe.backend.saved.origin import Origin
 from recipe.errors import ModelError
+from recipe.models.sources.origin import Origin
 from recipe.storage import checksums
 
 VARIABLE = "AMPHORA_PROOF"

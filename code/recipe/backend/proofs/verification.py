@@ -9,9 +9,9 @@ from recipe.backend import precision
 from recipe.backend.proofs import checking, reference
 from recipe.backend.proofs.proof import NAME, Proof
 from recipe.backend.proofs.reference import VARIABLE, disproved
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
+from recipe.models.sources.origin import Origin
 
 
 def verify(origin: Origin, name: str, task: ServedTask, environ: Mapping[str, str]) -> None:

@@ -7,21 +7,24 @@ weights or does not fit the base: the base alone would answer.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
-from recipe.backend.saved.origin import Origin
-from recipe.compat import attend_fully, dtype_argument
+from recipe.compat import attend_fully
 from recipe.compat.new_weights import check_layers, missing_weights, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
-from recipe.models import tokenizers
+from recipe.models.sources import tokenizers
+from recipe.models.sources.origin import Origin
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """sentence-transformers' modules that read the pooled vector alone."""
+_SENTENCE_FILES = (
+    "Give every file that its save_pretrained wrote, or an encoder with its tokenizer."
+)
 _OTHER_MODULES = (
     "Only a transformer with pooling and dense layers is read: train others by "
     "examples/retrieval/train_encoder.py, and serve them by the inference.py next to it."
@@ -33,15 +36,7 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     cannot be loaded, or weights are missing, which would be random."""
     if origin.adapter:
         return merged(origin, architecture, dtype)
-    try:
-        model, report = architecture.from_pretrained(
-            origin.location, **dtype_argument(dtype), output_loading_info=True, **origin.options
-        )
-    except UNLOADABLE as error:
-        raise ModelError(
-            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
-            "It needs config.json, complete weights (best in model.safetensors) and its tokenizer.",
-        ) from error
+    model, report = origin.read(architecture, dtype)
     missing = unread(report)
     if architecture is AutoModel:
         # Vectors are means of hidden states, so the pooler may be missing.
@@ -55,15 +50,12 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def read_sentences(
-    origin: Origin, device: str, model_kwargs: Mapping[str, Any], texts: Sequence[str] = ()
-) -> Any:
+def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
     """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
     layers. Raise ModelError if it cannot be loaded, lacks layers, or consists of something else.
 
     Args:
         model_kwargs: Keyword arguments with which transformers loads the encoder.
-        texts: Texts on which its tokenizer is compared with its file, too.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -72,16 +64,10 @@ def read_sentences(
         raise ModelError(
             f"The model {origin.location} is a {kind} of sentence-transformers.", _OTHER_MODULES
         )
-    try:
+    with origin.explained(remedy=_SENTENCE_FILES, more=(KeyError, TypeError)):
         sentences: Any = SentenceTransformer(
             origin.location, device=device, model_kwargs=dict(model_kwargs), **origin.options
         )
-    except (*UNLOADABLE, KeyError, TypeError) as error:
-        raise ModelError(
-            f"The model {origin.location} cannot be loaded: {why_unloadable(error)}",
-            "Give every file that its save_pretrained wrote, or an encoder with its tokenizer. A "
-            "job without network takes it from a channel called model.",
-        ) from error
     parts = [type(module).__name__ for module in sentences]
     encoder = getattr(sentences[0], "auto_model", None)
     is_usual = parts[:2] == ["Transformer", "Pooling"] and set(parts[2:]) <= _AFTER_POOLING
@@ -92,7 +78,8 @@ def read_sentences(
     attend_fully(encoder)
     # The library reads the first module from the folder that modules.json names.
     subfolder = (origin.sentence_modules or [{}])[0].get("path", "")
-    tokenizers.match_sentences(sentences[0], origin.location, texts, subfolder, origin.options)
+    options = {**origin.options, "subfolder": subfolder}
+    tokenizers.match_sentences(sentences[0], origin.location, origin.texts, options)
     return sentences
 
 
@@ -124,18 +111,13 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     base = origin.base or origin.adapter["base_model_name_or_path"]
     try:
         # The adapter may bring a head for other labels than the base's.
-        model, report = architecture.from_pretrained(
-            base,
-            config=origin.config(),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **dtype_argument(dtype),
-            **origin.options,
+        model, report = Origin(base, origin.options).read(
+            architecture, dtype, config=origin.config(), ignore_mismatched_sizes=True
         )
-    except OSError as error:
+    except ModelError as error:
         raise ModelError(
             f"{origin.location} contains an adapter, and its base {base!r} cannot be read: "
-            f"{str(error).splitlines()[0]}",
+            f"{error.message}",
             "Train with lora_save=merged, or provide the base there.",
         ) from error
     if (Path(origin.location) / "generation_config.json").is_file():

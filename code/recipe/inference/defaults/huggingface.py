@@ -135,9 +135,9 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.backend import loading, pipelines, precision, programs
-    from recipe.backend.saved.origin import Origin
     from recipe.compat import quieten
     from recipe.inference import registry
+    from recipe.models.sources.origin import Origin
     from recipe.storage import checksums
     from recipe.task_table import SERVED
 

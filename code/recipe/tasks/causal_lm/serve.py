@@ -19,11 +19,11 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import routes
 from recipe.backend.requests.payloads import Answers, Prepared, Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
 from recipe.console import log
 from recipe.errors import ModelError
+from recipe.models.sources.origin import Origin
 from recipe.tasks.causal_lm.spec import SPECS
 
 

@@ -13,7 +13,7 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
 from recipe.models import packed_decoders, pretrained
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports import generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -67,7 +67,7 @@ class CausalLm(Task):
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         model, tokenizer = pretrained.load_causal(source, self.model_settings)
         if variables := self.options.chat_template_kwargs:
             chat_template.set_variables(tokenizer, variables)

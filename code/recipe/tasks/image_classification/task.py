@@ -14,7 +14,7 @@ from recipe.data.labels import Labels
 from recipe.errors import ModelError
 from recipe.metrics import SCORES
 from recipe.models import pretrained
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.runtime import distribution
@@ -60,7 +60,7 @@ class ImageClassification(Classification):
         self.objective = _ImageLabels()
         self.data = pictures.load(channels, self.data_settings)
 
-    def load(self, source: Source) -> Any:
+    def load(self, source: Origin) -> Any:
         self.match_labels(source)
         model, processor = load_model(source, self.data.labels, self.model_settings)
         self.objective.processor = processor
@@ -88,7 +88,7 @@ class ImageClassification(Classification):
 
 
 def load_model(
-    source: Source, labels: Labels, settings: ModelSettings
+    source: Origin, labels: Labels, settings: ModelSettings
 ) -> tuple[PreTrainedModel, Any]:
     """Return the model in float32 with a head for `labels`, and its image processor.
 
@@ -104,8 +104,8 @@ def load_model(
     channels = getattr(model.config, "num_channels", 3)
     if channels != 3:
         raise ModelError(
-            f"The model {source.name} reads images of {channels} channels, and images are read in "
-            "RGB here.",
+            f"The model {source.location} reads images of {channels} channels, and images are read "
+            "in RGB here.",
             "Give a model of three channels.",
         )
     return model, processor

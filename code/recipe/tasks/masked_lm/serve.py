@@ -14,9 +14,9 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.models.sources.origin import Origin
 from recipe.tasks.masked_lm.spec import SPECS
 
 PARAMETERS = {"top_k", "targets"} | loaded_model.PARAMETERS

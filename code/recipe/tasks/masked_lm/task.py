@@ -20,7 +20,7 @@ from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, packed_encoders, pretrained
 from recipe.models.packed_decoders import States
 from recipe.models.packed_encoders import Family
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.settings import TRUNCATE, ModelSettings
@@ -75,7 +75,7 @@ class MaskedLm(Task):
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.data_settings, TASKS["masked-lm"])
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         return load_model(source, self.model_settings)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
@@ -136,7 +136,7 @@ def _listed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return ", ".join(str(tokenizer.decode([token])).strip() for token in ids)
 
 
-def load_model(source: Source, settings: ModelSettings) -> Model:
+def load_model(source: Origin, settings: ModelSettings) -> Model:
     """Return the masked language model in float32, and its tokenizer.
 
     Raises:
@@ -147,19 +147,19 @@ def load_model(source: Source, settings: ModelSettings) -> Model:
     config: Any = model.config
     if config.is_encoder_decoder:
         raise ModelError(
-            f"The model {source.name} is of type {config.model_type}, an encoder with a decoder, "
-            "which generates text and does not fill masks.",
+            f"The model {source.location} is of type {config.model_type}, an encoder with a "
+            "decoder, which generates text and does not fill masks.",
             "Give an encoder such as a BERT, or another task.",
         )
     if tokenizer.mask_token_id is None:
         raise ModelError(
-            f"The tokenizer of {source.name} has no mask token.",
+            f"The tokenizer of {source.location} has no mask token.",
             "Give a model that was pretrained by masking, or set mask_token in its "
             "tokenizer_config.json.",
         )
     if new:
         new_weights.log(new)
-        lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
+        lacks = f"The model {source.location} lacks {len(new)} weights of a masked language model"
         if not settings.trains:
             raise ModelError(
                 f"{lacks} ({new[0]} ...), which only training would create: do_train=False has "

@@ -20,8 +20,8 @@ from recipe.backend.requests.payloads import (
     read_record,
 )
 from recipe.backend.rows import Reading
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.models.sources.origin import Origin
 from recipe.tasks.multiple_choice.model import ScorerOfChoices, pairs_of
 from recipe.tasks.multiple_choice.spec import SPECS
 

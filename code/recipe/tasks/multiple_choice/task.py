@@ -19,7 +19,7 @@ from transformers import AutoModelForMultipleChoice, PreTrainedModel
 
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.models import pretrained, ranking_losses
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.last_answers import Baseline, Mistake, PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.tasks.base import Model, named_splits
@@ -71,7 +71,7 @@ class MultipleChoice(Reranking):
         self.data = questions.load(channels, self.data_settings)
         self.objective = Choices()
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         what = "a model with a head for choices"
         return pretrained.load_head(AutoModelForMultipleChoice, source, self.model_settings, what)
 

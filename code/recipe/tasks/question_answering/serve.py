@@ -15,9 +15,9 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, read_record
 from recipe.backend.rows import Reading, TokenRow
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.models.answer_spans import likeliest
+from recipe.models.sources.origin import Origin
 from recipe.tasks.question_answering.spec import SPECS
 from recipe.tokenization.windows import PairWindow, check_fast, pair_windows
 

@@ -19,7 +19,7 @@ from recipe.data.annotations.questions import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.data.column_names import TOKEN_IDS
 from recipe.errors import HyperparameterError
 from recipe.models import packed_encoders, pretrained, token_heads
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.tasks.base import (
     SHOWN_CHARS,
@@ -86,7 +86,7 @@ class QuestionAnswering(Task):
         self.data = questions.load(channels, self.data_settings)
         self.objective = Spans(self.data)
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         architecture, what = AutoModelForQuestionAnswering, "a model that answers questions"
         return pretrained.load_head(architecture, source, self.model_settings, what, num_labels=2)
 

@@ -31,7 +31,7 @@ from recipe.data.files.spool import spooled
 from recipe.data.relevance import PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.models import pretrained, ranking_losses
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.task_table import TASKS
@@ -180,7 +180,7 @@ class Reranking(Task):
         column = pa.chunked_array(scaled, SCHEMA.field(SCORES).type)
         return lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         architecture, settings = AutoModelForSequenceClassification, self.model_settings
         model, tokenizer = pretrained.load_head(
             architecture, source, settings, "a reranker", ["LABEL_0"]

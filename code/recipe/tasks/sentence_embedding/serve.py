@@ -31,12 +31,13 @@ from recipe.backend.requests.payloads import (
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
-from recipe.backend.saved.origin import Origin, refuse_empty
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, dtype_argument, positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import packed_encoders, tokenizers
+from recipe.models import packed_encoders
+from recipe.models.sources import tokenizers
+from recipe.models.sources.origin import Origin, refuse_empty
 from recipe.tasks.sentence_embedding.spec import SPECS
 
 _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}

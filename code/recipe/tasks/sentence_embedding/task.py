@@ -16,7 +16,6 @@ from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 
 from recipe.backend.saved import weights as saved_weights
-from recipe.backend.saved.origin import Origin
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.compat import dtype_argument
@@ -25,7 +24,7 @@ from recipe.data.column_names import TEXT
 from recipe.data.relevance import PAIRS, QUERY, SCORED, SCORES, TEXTS
 from recipe.errors import HyperparameterError
 from recipe.models import pretrained, ranking_losses, sentence_encoders
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.settings import ModelSettings
@@ -157,7 +156,7 @@ class SentenceEmbedding(Task):
         self._prompts = ("", "")
         self._sentences: Any = None
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Return the encoder with its pooling and further modules."""
         model, tokenizer, self._sentences = load(source, self.model_settings)
         query, document = self.options.query_prompt, self.options.document_prompt
@@ -262,16 +261,12 @@ class SentenceEmbedding(Task):
         return ranking_scores.worst_queries(split, hits, show)
 
 
-def load(source: Source, settings: ModelSettings) -> tuple[PreTrainedModel, Tokenizer, Any]:
+def load(source: Origin, settings: ModelSettings) -> tuple[PreTrainedModel, Tokenizer, Any]:
     """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
     SentenceTransformer. Raise ModelError as `read_sentences`."""
-    options: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
-    if settings.hf_token:
-        options["token"] = settings.hf_token
-    origin = Origin(source.name, options)
-    with checksums.verified(source.name):
-        dtype = dtype_argument(torch.float32)
-        sentences = saved_weights.read_sentences(origin, "cpu", dtype, source.texts)
+    origin = source.with_access(settings)
+    with checksums.verified(origin.location):
+        sentences = saved_weights.read_sentences(origin, "cpu", dtype_argument(torch.float32))
         is_saved = bool(origin.sentence_modules)
     why = "from the model" if is_saved else "the default without a modules.json"
     model = sentence_encoders.trained_as_one(sentences, settings, why)

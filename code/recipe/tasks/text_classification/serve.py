@@ -27,9 +27,9 @@ from recipe.backend.requests.payloads import (
 )
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.models.sources.origin import Origin
 from recipe.spec import TEXT, TEXT_PAIR, Form
 from recipe.tasks.text_classification.spec import SPECS
 

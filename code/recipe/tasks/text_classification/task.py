@@ -19,7 +19,7 @@ from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE
 from recipe.errors import HyperparameterError
 from recipe.models import pretrained
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.tasks import evaluation
@@ -104,7 +104,7 @@ class TextClassification(Classification):
                 "Leave it out, or check the labels of the data (label_column names their column).",
             )
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Return the model with a head for the labels; its configuration names the columns."""
         self.match_labels(source)
         model, tokenizer = pretrained.load(source, self.data.labels, self.model_settings)

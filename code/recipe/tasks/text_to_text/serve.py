@@ -26,10 +26,10 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
 from recipe.models.packed_encoders import IS_OLDER
+from recipe.models.sources.origin import Origin
 from recipe.tasks.text_to_text.spec import SPECS, SUMMARIES, TEXTS, TRANSLATIONS
 from recipe.tokenization.languages import language_tokens
 

@@ -20,7 +20,7 @@ from recipe.console import say
 from recipe.data.column_names import SOURCE, TARGET
 from recipe.errors import HyperparameterError
 from recipe.models import encoder_decoders, lora
-from recipe.models.pretrained import Source
+from recipe.models.sources.origin import Origin
 from recipe.reports.generations import GeneratedTexts
 from recipe.reports.model_card import About
 from recipe.runtime.device import everyones
@@ -122,7 +122,7 @@ class TextToText(Task):
         self.objective = _TextPairs(settings, self.options)
         self.data = text_pairs.load(channels, settings)
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Return the model with its languages and prefix set."""
         settings, prefix = self.data_settings, self.options.source_prefix
         model, tokenizer = encoder_decoders.load(source, self.model_settings, prefix)

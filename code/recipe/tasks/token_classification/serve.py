@@ -16,8 +16,8 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
+from recipe.models.sources.origin import Origin
 from recipe.tasks.token_classification.spec import SPECS
 
 PARAMETERS = {"aggregation_strategy", "ignore_labels", "stride"}

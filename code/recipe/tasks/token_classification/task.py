@@ -17,8 +17,8 @@ from recipe.data.annotations import word_tags
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import ModelError
 from recipe.models import packed_encoders, pretrained, token_heads
-from recipe.models.pretrained import Source
-from recipe.models.tokenizers import reading_words
+from recipe.models.sources.origin import Origin
+from recipe.models.sources.tokenizers import reading_words
 from recipe.reports.model_card import About
 from recipe.settings import TRUNCATE
 from recipe.tasks.base import (
@@ -83,15 +83,15 @@ class TokenClassification(Task):
         smoothing = float(self.data_settings.passed.get("label_smoothing_factor") or 0.0)
         self.objective = Tags(smoothing, self._names, are_entities)
 
-    def load(self, source: Source) -> Model:
+    def load(self, source: Origin) -> Model:
         """Return the model with a head for the tags, in the order of the model's own if it has the
         same."""
         known = pretrained.known_labels(source, self.model_settings)
         if set(known) == set(self._names) or not self.data_settings.trains:
             if not set(self._names) <= set(known):
                 raise ModelError(
-                    f"The model {source.name} answers with the tags {', '.join(known)}, and the "
-                    f"data has {', '.join(self._names)}: do_train=False cannot compare them.",
+                    f"The model {source.location} answers with the tags {', '.join(known)}, and "
+                    f"the data has {', '.join(self._names)}: do_train=False cannot compare them.",
                     "Give data with the model's tags, or train.",
                 )
             self._names = self.objective.names = known
@@ -100,7 +100,7 @@ class TokenClassification(Task):
             architecture, source, self.model_settings, what, self._names
         )
         trusted = {"trust_remote_code": self.model_settings.trust_remote_code}
-        return model, reading_words(tokenizer, source.name, trusted)
+        return model, reading_words(tokenizer, source.location, trusted)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
         """Return the most tokens of a window, also in serving."""

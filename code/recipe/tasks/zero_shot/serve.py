@@ -22,9 +22,9 @@ from recipe.backend.requests.payloads import (
     a_text,
 )
 from recipe.backend.rows import Reading, TokenRow
-from recipe.backend.saved.origin import Origin
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
+from recipe.models.sources.origin import Origin
 from recipe.tasks.text_classification.spec import SPECS
 from recipe.tokenization.encoding import beginning_of_two
 

@@ -140,5 +140,7 @@ def test_without_a_way_to_the_hub_the_load_fails_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("HF_MODEL_ID", REPOSITORY)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(Exception, match=r"cannot be read.*pack the model into model.tar.gz"):
+    with pytest.raises(
+        Exception, match=r"cannot be loaded from the.*pack the model into model.tar.gz"
+    ):
         load_runner(tmp_path)

@@ -17,15 +17,14 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
 
 from recipe.console import log, say
 from recipe.errors import ModelError
+from recipe.models.sources.hub_files import find_file
 
 FILE = "tokenizer.json"
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _KEPT = ("padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces")
-_ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 _PROBE = (
     "The quick brown fox jumps over 13 lazy dogs.",
     "0 1 12 345 6789 01234567890 3.14 1,000,000 2024-01-31 12:59 50% $9.99 1st x2",
@@ -199,18 +198,13 @@ def _reads_words(tokenizer: Any) -> bool:
 
 
 def match_sentences(
-    module: Any, location: str, texts: Sequence[str], subfolder: str, options: Mapping[str, Any]
+    module: Any, location: str, texts: Sequence[str], options: Mapping[str, Any]
 ) -> None:
-    """Give the first module of a SentenceTransformer the tokenizer of `match_file`.
-
-    Args:
-        subfolder: The module's folder.
-    """
+    """Give the first module of a SentenceTransformer the tokenizer of `match_file`."""
     if (tokenizer := module.tokenizer) is None:
         return
     lowers = bool(getattr(module, "do_lower_case", False))  # the library added this normalizer
-    folder = {**options, "subfolder": subfolder}
-    matched = match_file(tokenizer, location, texts, lowers_texts=lowers, **folder)
+    matched = match_file(tokenizer, location, texts, lowers_texts=lowers, **options)
     if matched is tokenizer:
         return
     if lowers:
@@ -233,26 +227,6 @@ def log_replacement(tokenizer: Any) -> None:
     """Log how a tokenizer was loaded, unless it was loaded as usual."""
     if line := replacement_of(tokenizer):
         log(f"tokenizer: {line}")
-
-
-def find_file(location: str, name: str, options: Mapping[str, Any]) -> Path | None:
-    """Return a file of a folder, or one downloaded from the hub; None if it is not available.
-
-    Args:
-        options: Arguments for `from_pretrained`.
-    """
-    if Path(location).is_dir():
-        path = Path(location) / options.get("subfolder", "") / name
-        return path if path.is_file() else None
-    silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
-    taken = ("token", "revision", "subfolder", "cache_dir", "local_files_only")
-    try:
-        cached = cached_file(
-            location, name, **silent, **{key: options[key] for key in taken if key in options}
-        )
-    except OSError:
-        return None
-    return Path(cached) if cached else None
 
 
 def _vocabulary_texts(file: Tokenizer) -> Iterator[str]:
