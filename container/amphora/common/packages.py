@@ -12,9 +12,11 @@ import contextlib
 import importlib.metadata
 import re
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -34,6 +36,8 @@ REQUIREMENTS, PACKAGE = "requirements.txt", "the package in the code folder"
 """What one run of pip installs: a requirements file, or the folder of the user's code itself."""
 _KEPT = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx")
 """Packages that keep the image's version: another build may silently compute on the CPU."""
+_USUAL_NAMES = ("setup", "test")
+"""Modules that nobody imports: the first is pip's, the second that of Python's own tests."""
 _TRUE = ("1", "true", "yes", "on", "t", "y")
 # Patterns in pip's output, with the remedy; the first match counts. They are compiled only after a
 # failure, because compiling them would delay every start.
@@ -196,6 +200,26 @@ def failed(
     )
     what = f"{install} of {folder} cannot be installed (pip's exit code {exit_code})"
     return CodeError(f"{what} from {index.shown}: {text}", remedy)
+
+
+def hidden_modules(folder: Path) -> list[Path]:
+    """Return the files and packages of a code folder that hide installed modules from imports."""
+    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    files = [path for path in folder.glob("*.py") if path.stem not in _USUAL_NAMES]
+    packages = [path.parent for path in folder.glob("*/__init__.py")]
+    return [
+        path
+        for path in sorted([*files, *packages])
+        if (spec := PathFinder.find_spec(path.stem, libraries)) is not None and spec.has_location
+    ]
+
+
+def hidden_module_remedy(folder: Path, message: str) -> str:
+    """Return what to do about an error whose message names a hidden module, or ""."""
+    named = re.search(r"(?:module|from) '(\w+)'", message)
+    hiding = hidden_modules(folder) if named is not None else []
+    paths = [path for path in hiding if named is not None and path.stem == named[1]]
+    return f"{paths[0]} hides the installed module {paths[0].stem}: rename it." if paths else ""
 
 
 def _authorized(source: Mapping[str, str]) -> tuple[str, str]:

@@ -135,7 +135,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
             arguments[key] = text.strip() if keeps_spelling else value
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
-    if not channels:
+    if not program and not (paths.config / "inputdataconfig.json").is_file():
         _check_files(paths.data)
     _check_channels(channels, paths)
     hosts, current = resources.get("hosts", []), resources.get("current_host", "")
@@ -224,8 +224,12 @@ def _existing_channels(data: Path) -> dict[str, Any]:
 
 
 def _check_files(data: Path) -> None:
-    """Raise ConfigError if files lie where the folders of channels belong."""
-    files = [path for path in data.glob("[!.]*") if path.is_file()]
+    """Raise ConfigError if files, which the recipe would not read, lie next to channels."""
+    files = [
+        path
+        for path in data.glob("[!.]*")
+        if path.is_file() and path.suffix != ".md" and not path.name.endswith("-manifest")
+    ]
     if files:
         name = files[0].name.partition(".")[0]
         folder = data / (name if name != files[0].name else "training")

@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from amphora.common import archives
@@ -26,8 +24,6 @@ from amphora.contract.job import Job
 log = logging.getLogger("amphora")
 
 _SUBMIT = "sagemaker_submit_directory"
-_USUAL_NAMES = ("setup", "test")
-"""Modules that nobody imports: the first is pip's, the second that of Python's own tests."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -149,18 +145,6 @@ def _check_unnamed(job: Job, recipe: Path) -> None:
                     f"Set sagemaker_program={name}{submit} (hyperparameters) to run it, or remove"
                     " it to train by the recipe.",
                 )
-
-
-def hidden_modules(root: Path) -> list[Path]:
-    """Return the files and packages of a code folder that hide installed modules from imports."""
-    libraries = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
-    files = [path for path in root.glob("*.py") if path.stem not in _USUAL_NAMES]
-    packages = [path.parent for path in root.glob("*/__init__.py")]
-    return [
-        path
-        for path in sorted([*files, *packages])
-        if (spec := PathFinder.find_spec(path.stem, libraries)) is not None and spec.has_location
-    ]
 
 
 def install_steps(source: Source) -> list[str]:

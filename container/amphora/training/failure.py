@@ -17,7 +17,7 @@ from pathlib import Path
 
 from amphora.common import transformers4
 from amphora.common.logs import mask
-from amphora.training.entry_point import hidden_modules
+from amphora.common.packages import hidden_module_remedy
 from amphora.training.exception_records import MAX_ASIDE, PEER_LOST, Raised, Record, Worker, shorten
 
 SHOWN_CHARS = 1024
@@ -293,15 +293,9 @@ class _Diagnosis:
             unread = sorted(Path(folder).glob("*/**/requirements*.txt")) if folder else []
             if unread:
                 hints = [f"{unread[0]} is not read: move it to the top of the code folder."]
-            hidden = record and re.search(r"(?:module|from) '(\w+)'", head[0])
-            if record and hidden and record.script_dir:
-                named = hidden_modules(Path(record.script_dir))
-                hints = [
-                    f"{path} hides the installed module {path.stem}: rename it."
-                    for path in named
-                    if path.stem == hidden[1]
-                ] + hints
             advice = transformers4.remedy(head[0])
+            if record and record.script_dir:
+                advice = hidden_module_remedy(Path(record.script_dir), head[0]) or advice
             head += [advice] if advice else hints[:1]
         return head
 

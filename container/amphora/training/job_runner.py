@@ -177,7 +177,7 @@ def _prepared(
             if ended.exit_code != 0:
                 raise packages.failed(install, plan.cwd, ended.exit_code, ended.tail, index)
     if plan.script is not None:
-        for path in entry_point.hidden_modules(plan.cwd):
+        for path in packages.hidden_modules(plan.cwd):
             log.warning(
                 "%s hides the installed module %s: rename it, unless that is meant", path, path.stem
             )

@@ -202,7 +202,7 @@ def test_a_script_that_no_setting_names_ends_the_job(tree: Tree) -> None:
 
 def test_a_file_in_place_of_a_channel_ends_the_job(tree: Tree) -> None:
     data = tree.base / "input" / "data"
-    data.mkdir(parents=True)
+    tree.channel("other")
     for name, folder in (("train.csv", "train"), ("train", "training")):
         (data / name).write_text("text,label\na,b\n")
         assert tree.configure({}).train().returncode == 2

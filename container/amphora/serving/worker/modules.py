@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from amphora.common import transformers4
+from amphora.common import packages, transformers4
 from amphora.common.errors import CodeError, did_you_mean
 from amphora.serving import handler_files
 
@@ -136,7 +136,8 @@ def _import_error(path: Path, error: Exception) -> CodeError:
         user = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
         frame = (user or frames)[-1]
         location = f"{frame.filename}, line {frame.lineno}"
-    advice = transformers4.remedy(str(error))
+    advice = packages.hidden_module_remedy(path.parent, str(error))
+    advice = advice or transformers4.remedy(str(error))
     if isinstance(error, ModuleNotFoundError) and not advice:
         what = f"it needs the module {error.name!r}, which is not installed"
         remedy = "Add its package to the model's code/requirements.txt, or its file to code/."

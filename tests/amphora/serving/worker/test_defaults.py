@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
@@ -322,6 +323,19 @@ def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
     )
     resolved = handlers.resolve(tmp_path / "code", "serving_pkg.serve", CODE)
     assert resolved.functions["model_fn"].function("") == 7
+
+
+def test_a_file_that_hides_an_installed_module_is_named(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "evaluate.py").touch()
+    (code / "inference.py").write_text("from evaluate import load")
+    with (
+        mock.patch.dict(sys.modules),
+        pytest.raises(CodeError, match=r"/evaluate.py hides the installed module evaluate: rename"),
+    ):
+        sys.modules.pop("evaluate", None)
+        handlers.resolve(code, "", CODE)
 
 
 @pytest.mark.parametrize("program", ["train.py", "train", "a.b"])
