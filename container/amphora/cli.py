@@ -1,5 +1,5 @@
-"""Runs the commands `amphora train`, `serve`, `predict`, `doctor`, `quantize` and
-`report`."""
+"""Runs the commands `amphora train`, `serve`, `predict`, `doctor`, `quantize`, `report` and
+`verify`."""
 
 from __future__ import annotations
 
@@ -94,6 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="output/data/report.html of a run is its own report.",
     )
     report.add_argument("runs", metavar="FOLDER", nargs=2, type=Path, help="the folder of a run")
+    verify = commands.add_parser(
+        "verify",
+        help="compare a model's answers with its proof.json",
+        epilog="Prints the difference of each probe, in the precision of a server or of "
+        "AMPHORA_DTYPE. The exit code is 1 if one is too large.",
+    )
+    verify.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="or a run")
     # Those of a job, which argparse does not know.
     arguments, words = parser.parse_known_args(argv)
     if words and arguments.command not in ("train", "doctor", "quantize"):
@@ -149,6 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
     if command == "quantize":
         named = [*arguments.settings, *words]
         return commands.quantize(arguments.model, arguments.data, named, os.environ)
+    if command == "verify":
+        return commands.verify(arguments.model, os.environ)
     from amphora.local.file_answers import predict
 
     return predict(arguments.folder, arguments.data, arguments.out, arguments.text_column)

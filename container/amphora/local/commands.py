@@ -1,4 +1,5 @@
-"""Runs commands for a laptop: `amphora train data.csv`, `doctor`, `quantize` and `serve FOLDER`."""
+"""Runs commands for a laptop: `amphora train data.csv`, `doctor`, `quantize`, `verify` and
+`serve FOLDER`."""
 
 from __future__ import annotations
 
@@ -85,6 +86,17 @@ def show_hyperparameters(name: str, environ: Mapping[str, str]) -> int:
     script = entry_point.recipe_dir(environ) / "train.py"
     words = ["--help", *([name] if name else [])]
     return subprocess.run([sys.executable, str(script), *words], check=False).returncode
+
+
+def verify(model: Path, environ: Mapping[str, str]) -> int:
+    """Compare the answers of a model with its proof; return 1 if one differs. Raise AmphoraError if
+    there is no such folder."""
+    if not model.is_dir():
+        raise ConfigError(f"--model is {str(model)!r}, which is not a folder.", "Give a model's.")
+    folder = model / "model" if (model / "model").is_dir() else model
+    script = entry_point.recipe_dir(environ) / "verify.py"
+    command = [sys.executable, str(script), str(folder.resolve())]
+    return subprocess.run(command, env=dict(environ), check=False).returncode
 
 
 def serve(folder: Path, port: str | None, environ: Mapping[str, str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -234,24 +235,44 @@ def test_it_is_silent_in_each_precision(
 
 
 @pytest.mark.heavy
-def test_it_is_silent_with_other_kernels_and_threads(proved: dict[str, Path]) -> None:
-    program = (
-        "import os, sys, torch\n"
-        "from recipe.inference import registry\n"
-        "for threads in range(1, 5):\n"
-        "    torch.set_num_threads(threads)\n"
-        "    for folder in sys.argv[1:]:\n"
-        "        registry.load(folder, os.environ)\n"
-    )
-    folders = [str(proved[task]) for task in ("text-classification", "causal-lm")]
-    environ = {"PYTHONPATH": str(ROOT / "code"), "ATEN_CPU_CAPABILITY": "default",
-               "ONEDNN_MAX_CPU_ISA": "avx2", "AMPHORA_DTYPE": "float32"}  # fmt: skip
+@pytest.mark.parametrize(("task", "threads"), [("text-classification", "4"), ("causal-lm", "1")])
+def test_amphora_verify_is_silent_with_other_kernels_and_threads(
+    proved: dict[str, Path], task: str, threads: str
+) -> None:
+    environ = {"AMPHORA_CODE_DIR": str(ROOT / "code"), "ATEN_CPU_CAPABILITY": "default",
+               "ONEDNN_MAX_CPU_ISA": "avx2", "OMP_NUM_THREADS": threads}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", program, *folders], env={**os.environ, **environ},
-        capture_output=True, text=True, timeout=200,
+        [sys.executable, "-m", "amphora", "verify", "--model", str(proved[task])],
+        env={**os.environ, **environ}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("probes are those of the training") == 8
+    assert re.search(r"^verified: \d+ probes, on cpu in float32 when trained$", done.stdout, re.M)
+
+
+def test_the_table_has_each_probe_and_the_last_line_the_cause(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    import verify
+
+    monkeypatch.setenv("AMPHORA_PROOF", "on")
+    folder = copied("token-classification")
+    assert verify.main([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["probe", "tokens", "difference", "allowed", "answer"]
+    assert (
+        len([line for line in lines if re.match(r"probe \d+ +same +\S+ +\S+ +same$", line)]) == 16
+    )
+    swap_tokens(folder)
+    checksums.write(folder)
+    assert verify.main([str(folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if re.match(r"probe 1 +differ ", line)]
+    assert re.search("differs: .* Cause: tokenizer; .* tokenizer.json changed", lines[-1])
+    (folder / "SHA256SUMS").unlink()
+    (folder / "proof.json").unlink()
+    with pytest.raises(ModelError, match=r"has no proof\.json"):
+        verify.main([str(folder)])
 
 
 def test_off_serves_anyway_with_a_warning(

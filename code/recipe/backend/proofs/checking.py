@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.proofs.proof import ProbeRow, Proof
+from recipe.backend.proofs.proof import Probe, ProbeRow
 from recipe.backend.requests.payloads import BadRequest, Prepared, Request
 from recipe.backend.rows import OutputKind, TokenRow
 from recipe.backend.served_task import ServedTask
 
 _SAME_SCORE = 1e-4
 """The difference of scores that are made of the same values."""
+_DECODED = {"sequence"}
+"""Keys of whole texts that are decoded, which versions of tokenizers space differently."""
 
 
 class _Captured(Exception):
@@ -87,57 +89,54 @@ def answer_of(task: ServedTask, prepared: Prepared, values: Sequence[Tensor]) ->
     return json.loads(json.dumps(answer))
 
 
-def image_values(answer: Any) -> tuple[list[str], Tensor]:
-    """Return the labels of an image's answer, in order, and the score of each."""
+def image_values(task: ServedTask, request: Request) -> tuple[list[str], Tensor]:
+    """Return the labels of the answer to an image, in order, and the score of each."""
+    (answer,) = task.predict([task.prepare(request)])
+    if isinstance(answer, Exception):
+        raise answer
     entries = answer[0] if answer and isinstance(answer[0], list) else answer
     scored = sorted((str(entry["label"]), float(entry["score"])) for entry in entries)
     return [label for label, _ in scored], torch.tensor([score for _, score in scored])
 
 
-def tokens_differ(proof: Proof, task: ServedTask, requests: Sequence[Request]) -> str:
-    """Return which probe has other tokens than in the proof, and where; empty if none has."""
-    for probe, request in zip(proof.probes, requests, strict=True):
-        prepared = prepare(task, request)
-        rows = [] if prepared is None else rows_of(task, prepared)[0]
-        for row, stored in zip(rows, probe.rows, strict=False):
-            for what in ("ids", "types", "keep"):
-                ours, theirs = getattr(row, what) or [], getattr(stored, what) or []
-                if ours != theirs:
-                    index = next(
-                        (n for n, pair in enumerate(zip(ours, theirs, strict=False))
-                         if pair[0] != pair[1]),
-                        min(len(ours), len(theirs)),
-                    )  # fmt: skip
-                    return (
-                        f"{what} of {probe.name}: {len(ours)} instead of {len(theirs)}, from "
-                        f"position {index} on {ours[index : index + 4]} instead of "
-                        f"{theirs[index : index + 4]}"
-                    )
-        if len(rows) != len(probe.rows):
-            return f"{probe.name} has {len(rows)} rows instead of {len(probe.rows)}"
+def token_difference(probe: Probe, task: ServedTask, request: Request) -> str:
+    """Return where the tokens of a probe differ from those of its proof; empty if nowhere."""
+    prepared = prepare(task, request)
+    rows = [] if prepared is None else rows_of(task, prepared)[0]
+    if len(rows) != len(probe.rows):
+        return f"{probe.name} has {len(rows)} rows instead of {len(probe.rows)}"
+    for row, stored in zip(rows, probe.rows, strict=True):
+        for what in ("ids", "types", "keep"):
+            ours, theirs = getattr(row, what) or [], getattr(stored, what) or []
+            if ours != theirs:
+                pairs = enumerate(zip(ours, theirs, strict=False))
+                unequal = (index for index, pair in pairs if pair[0] != pair[1])
+                index = next(unequal, min(len(ours), len(theirs)))
+                return (
+                    f"{what} of {probe.name}: {len(ours)} instead of {len(theirs)}, from position "
+                    f"{index} on {ours[index : index + 4]} instead of {theirs[index : index + 4]}"
+                )
     return ""
 
 
-def answers_differ(proof: Proof, task: ServedTask, requests: Sequence[Request]) -> str:
-    """Return which answer the task makes otherwise of the proof's values, and how; empty if all are
-    the same."""
-    for probe, request in zip(proof.probes, requests, strict=True):
-        prepared = prepare(task, request)
-        if prepared is None or not probe.rows:
-            continue
-        try:
-            answer = answer_of(task, prepared, [stored.restore() for stored in probe.values])
-        except Exception as error:
-            return f"{probe.name}: {type(error).__name__}: {str(error)[:200]}"
-        if why := _unequal(answer, probe.answer, ""):
-            return f"{probe.name}: {why}"
-    return ""
+def answer_difference(probe: Probe, task: ServedTask, request: Request) -> str:
+    """Return how the task's answer to a probe, made of the values of its proof, differs from that
+    of the proof; empty if it does not."""
+    prepared = prepare(task, request)
+    if prepared is None or not probe.rows:
+        return ""
+    try:
+        answer = answer_of(task, prepared, [stored.restore() for stored in probe.values])
+    except Exception as error:
+        return f"{probe.name}: {type(error).__name__}: {str(error)[:200]}"
+    why = _unequal(answer, probe.answer, "")
+    return why and f"{probe.name}: {why}"
 
 
 def _unequal(one: Any, other: Any, path: str) -> str:
     """Return where two JSON values differ, apart from rounding; empty if nowhere."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        pairs = ((one[key], other[key], f"{path}.{key}") for key in one)
+        pairs = ((one[key], other[key], f"{path}.{key}") for key in one if key not in _DECODED)
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         pairs = ((*pair, f"{path}[{n}]") for n, pair in enumerate(zip(one, other, strict=True)))
     elif isinstance(one, float) and isinstance(other, (int, float)):
@@ -149,26 +148,25 @@ def _unequal(one: Any, other: Any, path: str) -> str:
     return next((why for why in (_unequal(*pair) for pair in pairs) if why), "")
 
 
-def generated_differ(
-    proof: Proof, task: ServedTask, requests: Sequence[Request], tolerance: float
+def continuation_difference(
+    probe: Probe, task: ServedTask, request: Request, tolerance: float
 ) -> str:
-    """Return which prompt is continued by other tokens; empty if none is. A token may be another
-    one only if the second best was as good, within twice the tolerance; tokens after it are not
-    compared."""
-    for probe, request in zip(proof.probes, requests, strict=True):
-        prepared = prepare(task, request)
-        for row in probe.rows if prepared is not None else ():
-            assert prepared is not None
-            ours, theirs = task.continue_prompt(prepared), row.tokens or []
-            begin = len(theirs) - len(probe.margins)
-            for index, margin in enumerate(probe.margins, begin):
-                if margin <= 2 * tolerance:
-                    break
-                if ours[index : index + 1] != theirs[index : index + 1]:
-                    return (
-                        f"{probe.name} is continued by the tokens {ours[begin:]} instead of "
-                        f"{theirs[begin:]}"
-                    )
+    """Return by which tokens a prompt is continued instead of those of its proof; empty if by the
+    same. A token may be another one only if the second best was as good, within twice the
+    tolerance; tokens after it are not compared."""
+    prepared = prepare(task, request)
+    for row in probe.rows if prepared is not None else ():
+        assert prepared is not None
+        ours, theirs = task.continue_prompt(prepared), row.tokens or []
+        begin = len(theirs) - len(probe.margins)
+        for index, margin in enumerate(probe.margins, begin):
+            if margin <= 2 * tolerance:
+                break
+            if ours[index : index + 1] != theirs[index : index + 1]:
+                return (
+                    f"{probe.name} is continued by the tokens {ours[begin:]} instead of "
+                    f"{theirs[begin:]}"
+                )
     return ""
 
 

@@ -79,10 +79,7 @@ def make(name: str, task: ServedTask, files: Mapping[str, str]) -> Proof:
 def _prove_images(name: str, task: ServedTask, files: Mapping[str, str]) -> Proof:
     probes = []
     for number, request in enumerate(task.probes(), 1):
-        (answer,) = task.predict([task.prepare(request)])
-        if isinstance(answer, Exception):
-            raise answer
-        labels, values = checking.image_values(answer)
+        labels, values = checking.image_values(task, request)
         stored = StoredValues.store(values)
         probes.append(Probe(name=f"image {number}", rows=[], values=[stored], answer=labels))
     reference = [stored.restore() for probe in probes for stored in probe.values]

@@ -246,6 +246,7 @@ class TextGenerator(ServedTask):
         arguments: dict[str, Any] = {"seed": None, "num_return_sequences": 1, **options}
         draws = bool(options.get("do_sample", model.generation_config.do_sample))
         watch, ends = Pauses(pause, draws=draws), decoding.end_ids(model)
-        return decoding.generate(
-            self.loaded, sources, watch, ends, tokenizer=tokenizer, **arguments
-        )
+        if model.generation_config.stop_strings:
+            # Without such texts, transformers 4.57 passes it on to the model.
+            arguments["tokenizer"] = tokenizer
+        return decoding.generate(self.loaded, sources, watch, ends, **arguments)
