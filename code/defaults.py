@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import BadRequest
 from recipe.console import log
-from recipe.inference.defaults import huggingface, pytorch
+from recipe.inference.defaults import pytorch, task_pipeline
 
 VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
 HUGGING_FACE, PYTORCH = "huggingface", "pytorch"
@@ -51,11 +50,15 @@ class Defaults:
 
     def model_fn(self, model_dir: str) -> Any:
         """Load a pipeline, as Hugging Face's image does."""
-        return huggingface.make_pipeline(model_dir, os.environ)
+        return task_pipeline.make_pipeline(model_dir, os.environ)
 
-    def complete(self, model: Any) -> Mapping[str, Callable[..., Any]]:
-        """Return the functions that the file does not define, for its loaded model. Raise
-        ValueError if that needs one of them."""
+    def complete(self, model: Any) -> Mapping[str, Any]:
+        """Return what replaces the functions that the file does not define, for its loaded model.
+        Raise ValueError if that needs one of them.
+
+        `predict_fn` is a handler. The server reads and writes bodies itself, as the image of
+        `family` does, for the pipeline's `task`; of numbers `to_tensor` makes PyTorch's.
+        """
         missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.defined)
         if "transform_fn" in self.defined or not missing:
             return {}
@@ -84,19 +87,10 @@ class Defaults:
         )
         task = str(getattr(model, "task", "") or os.environ.get("HF_TASK", ""))
 
-        def input_fn(body: str | bytes, content_type: str) -> Any:
-            if family == PYTORCH:
-                return pytorch.decode(body, content_type, model)
-            return huggingface.decode(body, content_type, task)
-
-        def output_fn(prediction: Any, accept: str) -> Any:
-            # PyTorch's image converts tensors to lists first, so NPY holds float64 or int64.
-            if family == PYTORCH and serialization.is_tensor(prediction):
-                array = serialization.array_of_tensor(prediction)
-                prediction = serialization.lists_of_array(array)
-            return serialization.encode(prediction, accept)
-
-        return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}
+        return {
+            "family": family, "task": task, "predict_fn": predict,
+            "to_tensor": lambda value: pytorch.to_tensor(value, model),
+        }  # fmt: skip
 
     def family(self, model: Any) -> tuple[str, str]:
         """Return the image for which the file was written, HUGGING_FACE or PYTORCH, and why."""
@@ -110,7 +104,7 @@ class Defaults:
         name = type(model).__name__
         if name == "EndpointHandler":
             return HUGGING_FACE, "the model is an EndpointHandler"
-        if isinstance(model, huggingface.TaskPipeline):
+        if isinstance(model, task_pipeline.TaskPipeline):
             return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
         if any(packages_of(part) & _HUB_LIBRARIES for part in parts):
             return HUGGING_FACE, f"the model is a {name} of Hugging Face's libraries"

@@ -3,20 +3,16 @@
 HF_TASK, or else the head of the model, selects the task: those of texts, and of transformers'
 pipelines those that read images.
 
-Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, pairs,
-questions with their contexts, a bare string or list, JSON Lines, CSV with a record in each row,
-plain text, or the bytes of an image. Answers have the shape of
-Hugging Face's image (docs/SERVING.md has the table). Texts beyond the model's limit are truncated;
-the header X-Amphora-Truncated of the answer lists their positions. An invalid record of JSON Lines
-or CSV is answered by an error in its place, listed in X-Amphora-Failed. If all records are invalid,
-or lines have different parameters, the request is refused.
+The server parses requests and writes answers (`amphora.serving.api`). These functions get the
+inputs and parameters of a request as plain values, and return predictions as such. Texts beyond the
+model's limit are truncated.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,16 +24,11 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests import answers, payloads
-    from recipe.backend.requests.payloads import Prepared, Request, UnknownModel
+    from recipe.backend.requests.payloads import Answers, Prepared, Request
     from recipe.backend.requests.probes import TEXTS
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
-    from recipe.inference.apis import openai, request_reader
     from recipe.models.sources.origin import Origin
-
-_ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
-"""Header that names a LoRA adapter."""
 
 
 def model_fn(model_dir: str) -> ServedTask:
@@ -55,7 +46,16 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
     if (request := model.example(TEXTS[0])) is None:
         log("warm-up: skipped, since this task has no example request")
     else:
-        answers.write_answer(predict_fn(Call(request), model), payloads.JSON)
+        (prediction,) = predict_batch_fn([model.prepare(request)], model)
+        answer = prediction() if callable(prediction) else prediction
+        if isinstance(answer, Exception):
+            raise answer
+        try:
+            json.dumps(answer, allow_nan=False, default=str)
+        except ValueError as error:
+            raise ValueError(
+                "The model's answer contains NaN or infinity: check its weights and its code."
+            ) from error
     if model.loaded_model is not None:
         model.loaded_model.release_replaced()
 
@@ -63,7 +63,8 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """Describe the model, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
-    return {"model": openai.served_name(), "task": task, **model.describe()}
+    name = os.environ.get("AMPHORA_MODEL_NAME") or os.environ.get("HF_MODEL_ID") or "model"
+    return {"model": name, "task": task, **model.describe()}
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
@@ -73,80 +74,44 @@ def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
         engine.start()
 
 
-@dataclass
-class Call:
-    """A request on its way through these functions, prepared once, by the first that needs it."""
-
-    request: Request
-    _prepared: Prepared | None = None
-
-    def prepared(self, model: ServedTask) -> Prepared:
-        """Return the request as the model's task prepares it. Raise BadRequest if an input or a
-        parameter is wrong, or the model does not answer the API."""
-        if self._prepared is None:
-            model.refuse_other_apis(self.request)
-            self._prepared = model.prepare(self.request)
-        return self._prepared
+def request_fn(request: Mapping[str, Any], model: ServedTask) -> Prepared:
+    """Prepare a request of the server's API layer (`amphora.serving.api`), whose plain values are
+    the fields of a `Request`. Raise BadRequest if an input or a parameter is wrong, or the requests
+    of its body cost too much together."""
+    parsed = Request(**request)
+    with bounds.shared(parsed.spent):
+        return model.prepare(parsed)
 
 
-def input_fn(body: bytes, content_type: str, context: Any = None) -> Call:
-    """Read a request in Hugging Face's form, OpenAI's, TEI's or TGI's.
-
-    Raises:
-        BadRequest: The body is invalid; the message says why, with a valid example.
-        UnknownModel: A header names an adapter, and these models have none.
-        UnsupportedContentType: The content type is not supported.
-    """
-    if name := getattr(context, "headers", {}).get(_ADAPTER, ""):
-        raise UnknownModel(
-            f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters by "
-            "name. Leave the header out."
-        )
-    path = getattr(context, "path", "/invocations")
-    return Call(request_reader.read(body, content_type, path))
+def tokens_fn(data: Prepared, model: ServedTask) -> list[int]:
+    """Return the number of tokens of each text."""
+    return list(data.sizes)
 
 
-def tokens_fn(data: Call, model: ServedTask) -> list[int]:
-    """Return the number of tokens of each text. Raise BadRequest if its task does not know a
-    parameter, or the model does not answer the request's API."""
-    return list(data.prepared(model).sizes)
-
-
-def predict_fn(data: Call, model: ServedTask) -> Any:
-    """Return an answer for each text, or an iterator over pieces of a streamed generation."""
-    (prediction,) = predict_batch_fn([data], model)
-    if callable(prediction):
-        return prediction()
-    if isinstance(prediction, Exception):
-        raise prediction
-    return prediction
-
-
-def predict_batch_fn(inputs: Sequence[Call], model: ServedTask) -> list[Any]:
-    """Compute all requests together, and return the result of `predict_fn` for each. For a
-    prediction that takes many turns, return a function that returns it."""
-    requests = [data.prepared(model) for data in inputs]
+def predict_batch_fn(inputs: Sequence[Prepared], model: ServedTask) -> list[Any]:
+    """Compute all requests together. Return a dict of plain values for each, which
+    `amphora.serving.api.canonical` describes; an exception; an iterator over the pieces of a
+    stream; or, for a prediction that takes many turns, a function that returns the dict."""
     answered: list[Any] = []
-    for prepared, prediction in zip(requests, model.predict(requests), strict=True):
+    for prepared, prediction in zip(inputs, model.predict(inputs), strict=True):
         if callable(prediction):
             answered.append(partial(_later, prediction, prepared))
         else:
-            answered.append(request_reader.format_answer(prediction, prepared))
+            answered.append(_plain(prediction, prepared))
     return answered
 
 
 def _later(prediction: Callable[[], Any], prepared: Prepared) -> Any:
-    answer = request_reader.format_answer(prediction(), prepared)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return _plain(prediction(), prepared)
 
 
-def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
-    """Return the answer as JSON, JSON Lines, CSV or NPY, and its type. Raise UnsupportedContentType
-    if `accept` names another type."""
-    for name in ("truncated", "failed", "unfinished"):
-        if context is not None and (positions := getattr(prediction, name, ())):
-            header = f"X-Amphora-{name.capitalize()}"
-            context.set_response_header(0, header, ",".join(map(str, positions)))
-    return answers.write_answer(prediction, accept)
+def _plain(prediction: Any, prepared: Prepared) -> Any:
+    if not isinstance(prediction, Answers):
+        return prediction
+    return {
+        "entries": list(prediction),
+        "single": prediction.single,
+        "truncated": prediction.truncated,
+        "faults": prepared.inputs.faults,
+        "tokens": prepared.tokens,
+    }

@@ -21,6 +21,7 @@ sys.path[:0] = [
 
 from amphora.common import devices, variables  # noqa: E402
 from amphora.serving import settings  # noqa: E402
+from amphora.serving.http.invocations import PREFIXES  # noqa: E402
 from amphora.serving.http.server import Front  # noqa: E402
 from amphora.serving.protocol import routes  # noqa: E402
 from amphora.serving.telemetry import Metrics  # noqa: E402
@@ -154,17 +155,19 @@ def _variables() -> Iterator[str]:
 
 
 def _routes() -> Iterator[str]:
-    yield "`/openai/v1/...` is the same as `/v1/...`. Bodies: docs/SERVING.md."
+    prefixed = "`/openai/v1/...` and `/invocations/v1/...`"
+    yield f"{prefixed} are the same as `/v1/...`. Bodies: docs/SERVING.md."
     yield ""
     yield "| route | |"
     yield "|---|---|"
     shown: dict[str, str] = {}
+    prefixes = tuple(f"{prefix}/" for prefix in PREFIXES)
     for multi_model in ("false", "true"):
         environ = {"SAGEMAKER_MULTI_MODEL": multi_model, "AMPHORA_UI": "1"}
         read = settings.read(Path("/opt/ml"), environ, devices.detect({}))
         for route in asyncio.run(_endpoints(read, environ)):
             path = route.path.replace(":path", "")
-            if path.startswith("/openai/") or (path != "/" and path.endswith("/")):
+            if path.startswith(prefixes) or (path != "/" and path.endswith("/")):
                 continue
             methods = sorted((route.methods or set()) - {"HEAD"})
             text = str(route.endpoint.__doc__).partition("\n")[0].removesuffix(".")

@@ -92,11 +92,13 @@ def _file(content: bytes, name: str) -> Iterator[Path]:
 
 
 def _request(content: bytes) -> None:
-    from recipe.backend.requests import bodies, payloads
+    from amphora.serving.api import exchange
+    from amphora.serving.api.canonical import ModelTraits
+    from amphora.serving.protocol.media_types import Fault
 
     kind = TYPES[content[0] % len(TYPES)] if content else TYPES[0]
-    with contextlib.suppress(payloads.BadRequest, payloads.UnsupportedContentType):
-        bodies.read_request(content[1:], kind)
+    with contextlib.suppress(Fault):
+        exchange.read("/invocations", content[1:], kind, ModelTraits())
 
 
 def _table(content: bytes) -> None:

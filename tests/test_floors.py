@@ -56,7 +56,7 @@ def test_no_two_public_modules_have_one_name() -> None:
         if not path.stem.startswith("_") and path.parents[1].name != "tasks"
     )
     shared = {name for name, count in names.items() if count > 1}
-    assert shared <= {"errors", "routes", "secret_rules", "settings"}
+    assert shared <= {"errors", "secret_rules", "settings"}
 
 
 def test_the_entry_scripts_know_no_container() -> None:

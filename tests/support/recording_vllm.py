@@ -49,7 +49,9 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     text = await request.text()
     body = json.loads(text)
     with Path(os.environ["RECORDED"]).open("a") as file:
-        file.write(json.dumps({"route": request.path, **body}) + "\n")
+        session = request.headers.get("x-amzn-sagemaker-session-id")
+        more = {"session": session} if session else {}
+        file.write(json.dumps({"route": request.path, **body, **more}) + "\n")
     if "refused" in text:
         message = "this model's maximum context length is 8 tokens, max_tokens is 64"
         error = {"message": message, "param": "prompt"}

@@ -1,17 +1,25 @@
 """Tiny random models of each kind that is served, and the image's handlers on them."""
 
+import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from amphora.common import devices
+from amphora.serving import settings
+from amphora.serving.api import exchange
+from amphora.serving.api.canonical import ModelTraits
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker import handlers
+from amphora.serving.worker.context import Context
+from amphora.serving.worker.runner import Item, ModelRunner
 from tests.support.paths import CODE
 
 sys.path.insert(0, str(CODE))
@@ -27,12 +35,18 @@ def predict(model: Any, requests: Sequence[Any]) -> list[Any]:
     return list(model.predict([model.prepare(request) for request in requests]))
 
 
-def request(inputs: Any, path: str = "/invocations", **parameters: Any) -> Any:
-    """Return the request of a JSON body in Hugging Face's form."""
-    from recipe.inference.apis import request_reader
+def request(
+    inputs: Any, path: str = "/invocations", *, generates: bool = False, **parameters: Any
+) -> Any:
+    """Return the request of a JSON body in Hugging Face's form, to a model that generates by
+    OpenAI's keys, or to another one."""
+    from recipe.backend.generation import options
+    from recipe.backend.requests.payloads import Request
 
     body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return request_reader.read(body, "application/json", path)
+    traits = ModelTraits(settings=[*options.PARAMETERS] if generates else ())
+    (read,) = exchange.read(path, body, "application/json", traits).requests
+    return Request(**read.values)
 
 
 def tokenizer(max_length: int = 48) -> Any:
@@ -126,32 +140,35 @@ class Handlers:
     """The image's handlers on one model, called as a worker calls them."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
-        import inference
         from recipe.inference import registry
 
-        self._functions = inference
         with mock.patch.dict(os.environ, {"AMPHORA_DTYPE": "float32", **environ}):
             self.model = registry.load(str(folder), os.environ)
+        described = self.model.describe()
+        self._settings = settings.read(folder, {}, devices.detect({}))
+        self.runner = ModelRunner(
+            handlers.resolve(folder / "none", None, CODE).functions, self.model, self._settings,
+            described, ModelTraits.from_description(described),
+        )  # fmt: skip
 
     def ask_all(
         self, bodies: Sequence[Any], accept: str = "application/json", path: str = "/invocations"
     ) -> list[Any]:
         """Return the answers to requests that are predicted in one batch; JSON, and the events of a
-        stream, are parsed."""
-        requests = []
+        stream, are parsed. Raise what the recipe refuses a request by, else Fault."""
+        items = []
         for body in bodies:
-            kind = "application/json"
-            if isinstance(body, tuple):
-                body, kind = body
+            body, kind = body if isinstance(body, tuple) else (body, "application/json")
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            requests.append(self._functions.input_fn(data, kind, SimpleNamespace(path=path)))
-            self._functions.tokens_fn(requests[-1], self.model)
+            context = Context("id", {}, self._settings, path)
+            items.append(Item("id", data, kind, accept, context))
+            with refusals_of_the_recipe():
+                self.runner.read_input(items[-1])
         answers: list[Any] = []
-        for prediction in self._functions.predict_batch_fn(requests, self.model):
-            if isinstance(prediction, Exception):
-                raise prediction
-            value = prediction() if callable(prediction) else prediction
-            body, _ = self._functions.output_fn(value, accept)
+        for item, prediction in zip(items, self.runner.predict_batch(items), strict=True):
+            with refusals_of_the_recipe():
+                body, _ = self.runner.finish(item, prediction)
+            self.headers = item.reply_headers
             if not isinstance(body, bytes):
                 events = b"".join(body).decode().split("\n\n")[:-1]
                 texts = [event.removeprefix("data: ") for event in events]
@@ -167,6 +184,23 @@ class Handlers:
     def post(self, path: str, body: Any) -> Any:
         """Return the answer to one request of an API's route."""
         return self.ask_all([body], path=path)[0]
+
+
+@contextlib.contextmanager
+def refusals_of_the_recipe() -> Iterator[None]:
+    """Raise the recipe's exception, with the server's message, instead of the Fault of it; and a
+    BadRequest for what the server refuses itself."""
+    from recipe.backend.requests.payloads import BadRequest
+
+    try:
+        yield
+    except Fault as fault:
+        cause = fault.__cause__
+        if isinstance(cause, BadRequest):
+            raise type(cause)(str(fault), fault.param) from fault
+        if fault.status == 400:
+            raise BadRequest(str(fault), fault.param) from fault
+        raise cause or fault from fault
 
 
 def npy(array: Any) -> bytes:

@@ -6,8 +6,11 @@ and calls `hold`. Work within the bounds pauses between its pieces (`turns.pause
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import enum
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
@@ -60,9 +63,40 @@ def read(environ: Mapping[str, str]) -> None:
         raise ValueError(" ".join(wrong))
 
 
+@contextlib.contextmanager
+def shared(spent: dict[Bound, int]) -> Iterator[None]:
+    """Hold a request to what the requests before it in the same body have left of each bound.
+
+    Args:
+        spent: What those cost; afterwards with the cost of this one.
+    """
+    cost = _Cost(before=dict(spent))
+    token = _COST.set(cost)
+    try:
+        yield
+    finally:
+        _COST.reset(token)
+        for bound, figure in cost.figures.items():
+            spent[bound] = cost.before.get(bound, 0) + figure
+
+
+@dataclass
+class _Cost:
+    """The cost of a request, and of those before it in its body."""
+
+    before: Mapping[Bound, int]
+    figures: dict[Bound, int] = field(default_factory=dict)
+
+
+_COST: contextvars.ContextVar[_Cost | None] = contextvars.ContextVar("cost", default=None)
+
+
 def hold(bound: Bound, figure: int, reason: str = "") -> None:
     """Raise TooCostly if a request's cost, or the part known so far, exceeds a bound. `reason` says
     how the figure was computed, such as "1,000 texts x 500 labels"."""
+    if (cost := _COST.get()) is not None:
+        cost.figures[bound] = max(figure, cost.figures.get(bound, 0))
+        figure += cost.before.get(bound, 0)
     if figure > bound.most:
         why = f" ({reason})" if reason else ""
         raise TooCostly(

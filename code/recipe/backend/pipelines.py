@@ -12,7 +12,6 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.backend import images, precision, programs, turns, zero_shot
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
 from recipe.backend.requests.probes import draw_images
 from recipe.backend.saved import weights
@@ -157,7 +156,6 @@ class Foreign(ServedTask):
                 why = f"{type(error).__name__}: {describe_error(error)}"
                 answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
             else:
-                answer = serialization.plain(answer)
                 is_one = prepared.request.single
                 answers.append(Answers([answer], single=True) if is_one else Answers(answer))
         return answers

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.requests.payloads import BadRequest, Prepared, Request
+from recipe.backend.requests.payloads import TEXT_KEYS, Prepared, Request
 from recipe.backend.requests.probes import TEXTS
 from recipe.compat import UNBOUNDED
-from recipe.spec import Served
+from recipe.spec import PAIRS, Served
 
 
 class ServedTask(ABC):
@@ -57,8 +57,10 @@ class ServedTask(ABC):
     def describe(self) -> dict[str, Any]:
         """Return what is known of `architecture`, `engine`, `max_length` (in tokens),
         `example_text`, `columns` (the text columns of the training data) and `padding` (false if
-        texts of different lengths cost no more together than apart)."""
+        texts of different lengths cost no more together than apart); and how the server reads
+        `bodies`: the names of texts and pairs, and the settings of generation."""
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
+        described["bodies"] = {"texts": TEXT_KEYS, "pairs": PAIRS}
         if (loaded := self.loaded_model) is not None:
             described["architecture"] = type(loaded.model).__name__
             described["engine"] = "CTranslate2 in int8" if loaded.engine else "PyTorch"
@@ -70,13 +72,6 @@ class ServedTask(ABC):
         if self.max_length < UNBOUNDED:
             described["max_length"] = self.max_length
         return described
-
-    def refuse_other_apis(self, request: Request) -> None:
-        """Raise BadRequest if the model does not answer the request's API."""
-        if request.route and request.route not in self.routes:
-            known = ", ".join(self.routes)
-            answered = f"answers {known}" if known else "answers none of these APIs"
-            raise BadRequest(f"The body is one of {request.route}, but this model {answered}.")
 
     def example(self, text: str) -> Request | None:
         """Return a cheap request with a text, to warm up; None if the task has none."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.backend.requests import serialization
-from recipe.inference.defaults import huggingface
+# Only a worker of the server can import this stand-in, so the server's functions are there.
+from amphora.serving.api import toolkit, write
 
 
 def decode(content: str | bytes, content_type: str = "application/json") -> Any:
     """Return a request's data: JSON unchanged, of CSV and images `{"inputs": ...}`."""
-    return huggingface.decode(content, content_type)
+    return toolkit.decode(content, content_type)
 
 
 def encode(content: Any, accept_type: str = "application/json") -> Any:
     """Return a prediction as the body of an answer."""
-    return serialization.encode(content, accept_type)[0]
+    return write.encode(content, accept_type)[0]

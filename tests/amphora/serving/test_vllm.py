@@ -496,13 +496,22 @@ def test_a_body_of_openais_api_passes_unchanged(
     server: Running, body: dict[str, Any], route: str
 ) -> None:
     """By its own route, SageMaker's, and an attribute; an adapter's header names the model."""
-    for path in (route, "/openai" + route, "/invocations"):
+    for path in (route, "/openai" + route, "/invocations" + route, "/invocations"):
         _post(server, body, path)
         assert _recorded(server) == [{"route": route, "model": "model", **body}]
     _post(server, body, **{"x-amzn-sagemaker-custom-attributes": f"route={route}"})
     assert _recorded(server) == [{"route": route, "model": "model", **body}]
     _post(server, body, **{"x-amzn-sagemaker-adapter-identifier": "fr"})
     assert _recorded(server) == [{"route": route, **body, "model": "fr"}]
+
+
+def test_rows_are_answered_and_a_session_is_passed_on(server: Running) -> None:
+    headers = {"content-type": "text/csv; header=absent", "x-amzn-sagemaker-session-id": "s-1"}
+    reply = server.http.post("/invocations", content=b"text\nx\n", headers=headers)
+    assert reply.json() == [[{"generated_text": word + WHOLE}] for word in ("text", "x")]
+    recorded = sorted(_recorded(server, 2), key=lambda body: body["prompt"])
+    changes = [{"prompt": [word], "session": "s-1"} for word in ("text", "x")]
+    assert recorded == [{**USUAL, **change} for change in changes]
 
 
 def test_a_conversation_is_a_chat_and_its_last_assistant_turn_goes_on(server: Running) -> None:
@@ -600,16 +609,16 @@ def test_lines_are_answered_in_their_places_within_one_bound_on_their_cost(serve
         ({"prompt": "x", "max_tokens": "501", "n": "2"}, 413, "1,002 tokens"),
         ({"inputs": "refused", "max_new_tokens": 64}, 400, "max_new_tokens is 64"),
         ({"prompt": "refused"}, 400, "max_tokens is 64"),
-        ({"inputs": "x", "num_beams": 4}, 400, "'num_beams' is not supported"),
+        ({"inputs": "x", "num_beams": 4}, 400, "num_beams is 4: give 1"),
         ({"inputs": "x", "do_sample": "yes"}, 400, "do_sample is 'yes'"),
         ({"inputs": "x", "stop": "a", "stop_sequences": ["a"]}, 400, "mean the same"),
         ({"inputs": "x", "temperature": 0, "do_sample": True}, 400, "temperature is 0"),
         ({"inputs": "x", "grammar": {"type": "ebnf"}}, 400, "grammar is"),
-        ({"inputs": ["x"], "stream": True}, 400, "Only one text"),
+        ({"inputs": ["x", "y"], "stream": True}, 400, "Only one text"),
         ({"inputs": [CHAT, CHAT]}, 400, "one in each line"),
-        ({"inputs": []}, 400, "inputs must be"),
-        ({"inputs": "x", "parameters": 3}, 400, "parameters is not an object"),
-        ({"messages": CHAT, "prompt": "x"}, 400, "one of messages, prompt, input"),
+        ({"inputs": []}, 400, "no inputs"),
+        ({"inputs": "x", "parameters": 3}, 400, "'parameters' is 3: give an object"),
+        ({"messages": CHAT, "prompt": "x"}, 400, "messages and prompt, which belong to"),
         ({"messages": CHAT, "n": 8}, 413, "8 texts x 128 new tokens"),
         ({"prompt": ["x"] * 8, "n": 8}, 413, "8 texts x 16 new tokens"),
         ({"prompt": "x", "guided_json": SCHEMA}, 400, "'guided_json' is not a key of vLLM's"),
@@ -626,7 +635,7 @@ def test_what_cannot_be_answered_is_refused(
     assert (reply.status_code, message in reply.text) == (status, True), reply.text
 
 
-@pytest.mark.parametrize(("kind", "status"), [("text/csv", 415), ("application/json", 400)])
+@pytest.mark.parametrize(("kind", "status"), [("image/png", 415), ("application/json", 400)])
 def test_bodies_that_are_not_json_are_refused(server: Running, kind: str, status: int) -> None:
     reply = server.http.post("/invocations", content=b"x,y", headers={"content-type": kind})
     assert reply.status_code == status, reply.text

@@ -1,21 +1,19 @@
 """What a request may cost: refused with the figure and the bound, before memory is taken."""
 
 import io
-import json
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 from transformers import BertTokenizerFast
 
-from recipe.backend import bounds, images, turns
+from amphora.serving.api import toolkit
+from amphora.serving.protocol.media_types import Fault
+from recipe.backend import bounds, images
 from recipe.backend.bounds import TooCostly
-from recipe.backend.requests import answers
-from recipe.inference.defaults import huggingface
 from tests.support.serving_kit import Handlers, save
 
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
@@ -156,7 +154,7 @@ def test_a_variable_sets_a_bound_and_wrong_ones_are_all_named(
 
 
 def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code(
-    limit: Callable[[dict[str, str]], None],
+    limit: Callable[[dict[str, str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def png(width: int, height: int) -> bytes:
         out = io.BytesIO()
@@ -165,33 +163,13 @@ def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code(
 
     limit({"AMPHORA_MAX_PIXELS": "7000"})
     large, half = png(120, 60), png(60, 60)
-    with pytest.raises(TooCostly, match=r"7,200 pixels.*AMPHORA_MAX_PIXELS"):
-        huggingface.decode(large, "image/png")
+    monkeypatch.setenv("AMPHORA_MAX_PIXELS", "7000")
+    with pytest.raises(Fault, match=r"120 x 60 pixels.*AMPHORA_MAX_PIXELS"):
+        toolkit.decode(large, "image/png")
     with pytest.raises(TooCostly, match="7,200 pixels"):
         images.read(large, images.Pixels())
     with pytest.raises(TooCostly, match="7,200 pixels"):
         pixels = images.Pixels()
         for _ in range(2):
             images.read(half, pixels)
-    assert huggingface.decode(png(4, 3), "image/png")["inputs"].size == (4, 3)
-
-
-def test_long_answers_are_written_as_json_writes_them_with_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses = 0
-
-    def pause(*_: Any, **__: Any) -> None:
-        nonlocal pauses
-        pauses += 1
-
-    monkeypatch.setattr(turns, "_pause", pause)
-    rng = np.random.default_rng(0)
-    matrix = rng.random((3000, 8)).tolist()
-    for value in (
-        [[matrix]], [matrix, [1.5]], {"data": [{"embedding": row} for row in matrix], "n": None},
-        [{"label": "é", "score": 0.5}] * 5000, [], {}, [[], {}], "text", 3, {"a": {"b": [1]}},
-    ):  # fmt: skip
-        pauses = 0
-        assert answers._as_json(value) == json.dumps(value, ensure_ascii=False)
-        assert pauses >= (4 if len(json.dumps(value)) > 10_000 else 0)
+    assert toolkit.decode(png(4, 3), "image/png")["inputs"].size == (4, 3)

@@ -5,6 +5,7 @@ import random
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from recipe.backend.generation import prompt_groups
 from recipe.backend.generation.decoding import END, LENGTH, Completion, Token, Writer
 from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
-from recipe.tasks.causal_lm.serve import Generator, shaped
-from tests.support import causal_kit, chain
+from recipe.tasks.causal_lm.serve import Generator, _plain_text
+from tests.support import causal_kit, chain, serving_kit
 from tests.support.refusals import refused
-from tests.support.serving_kit import Handlers, predict, request, save, tokenizer
+from tests.support.serving_kit import Handlers, predict, save, tokenizer
 
+request = partial(serving_kit.request, generates=True)
 TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
@@ -119,17 +121,16 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"max_new_tokens": 60}, ["10 tokens", "60 are to follow", "64 positions", "at most 54"]),
         ({"max_length": 5}, ["'max_length'", "max_new_tokens"]),
         ({"stream": True, "do_sample": True, "num_return_sequences": 2}, ["Only one text"]),
-        ({"num_return_sequences": 2}, ["num_return_sequences (n) is 2", "do_sample"]),
+        ({"num_return_sequences": 2}, ["num_return_sequences is 2", "a temperature"]),
         ({"do_sample": True, "num_return_sequences": 99}, ["99", "1 to 32"]),
-        ({"num_beams": 2}, ["num_beams is 2", "encoder-decoders"]),
-        ({"top_n_tokens": 2}, ["top_n_tokens is 2", "only the generated token"]),
-        ({"truncation": True}, ["truncation is true", "not truncated"]),
-        ({"details": True}, ["details is true", "only vLLM"]),
+        ({"num_beams": 2}, ["num_beams is 2", "give 1"]),
+        ({"top_n_tokens": 2}, ["top_n_tokens is 2", "give 0"]),
+        ({"truncation": True}, ["truncation is true", "give false"]),
         ({"temperature": -1, "top_p": 2}, ["temperature is -1", "top_p is 2"]),
-        ({"temperature": 0, "do_sample": True}, ["turns sampling off"]),
+        ({"temperature": 0, "do_sample": True}, ["temperature is 0"]),
         ({"stop": "a", "stop_sequences": ["b"]}, ["mean the same"]),
         ({"stop": [""]}, ["empty"]),
-        ({"watermark": True}, ["watermark is true", "not supported"]),
+        ({"watermark": True}, ["watermark is true", "give false"]),
         ({"min_new_tokens": 9, "max_new_tokens": 3}, ["min_new_tokens is 9"]),
         ({"seed": 2**64}, ["seed"]),
     ],
@@ -176,6 +177,14 @@ def test_a_chat_template_that_is_none_ends_the_start(tmp_path: Path) -> None:
         Handlers(tmp_path)
 
 
+def test_details_name_the_tokens_of_a_whole_answer(gpt2: Any) -> None:
+    body = {"inputs": TEXTS[0], "parameters": {"max_new_tokens": 4, "details": True}}
+    ((answer,),) = [gpt2.ask(body)]
+    details = answer["details"]
+    assert "".join(token["text"] for token in details["tokens"]) == answer["generated_text"]
+    assert (details["finish_reason"], details["generated_tokens"]) == ("length", 4)
+
+
 def test_a_bad_line_harms_no_other(chained: Any) -> None:
     lines = [
         {"inputs": "01", "parameters": {"max_new_tokens": 2}},
@@ -186,7 +195,7 @@ def test_a_bad_line_harms_no_other(chained: Any) -> None:
     answer = chained.ask((body, "application/jsonlines"))
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
-    assert "7, not a text" in answer[2]["error"]["message"]
+    assert "not 7" in answer[2]["error"]["message"]
 
 
 PLAIN = ["the film was good", "anna said", "who"]
@@ -309,10 +318,10 @@ def test_texts_of_a_group_are_those_of_generate_for_each_alone(
     parameters = {"max_new_tokens": 6, "return_full_text": False}
     expected = [alone(model, request(text, **parameters), 6) for text in prompts]
     answers = predict(model, [request(text, **parameters) for text in prompts])
-    assert [answer[0][0]["generated_text"] for answer in answers] == expected
+    assert [answer[0][0]["text"] for answer in answers] == expected
     # One request's texts keep its order, whichever share a batch.
     (together,) = predict(model, [request(prompts, **parameters)])
-    assert [texts[0]["generated_text"] for texts in together] == expected
+    assert [texts[0]["text"] for texts in together] == expected
 
 
 def test_prompts_of_equal_settings_share_a_batch(
@@ -347,19 +356,19 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Any) -> None:
     assert draw(seed=7) == draw("anna said", "who was in paris", seed=7)
     assert draw(seed=7) != draw(seed=8)
     several = draw(seed=7, num_return_sequences=3)
-    assert len({entry["generated_text"] for entry in several[0]}) > 1
+    assert len({entry["text"] for entry in several[0]}) > 1
     assert several == draw("bad", seed=7, num_return_sequences=3)
     # As `generate` draws it with that seed.
     generating, reader = gpt2.model.loaded.model, gpt2.model.loaded.tokenizer
     ids = torch.tensor([reader("the film")["input_ids"]])
     torch.manual_seed(7)
     output: Any = generating.generate(input_ids=ids, do_sample=True, max_new_tokens=9)  # type: ignore[operator]
-    assert draw(seed=7)[0][0]["generated_text"] == added(reader, ids[0].tolist(), output[0])
+    assert draw(seed=7)[0][0]["text"] == added(reader, ids[0].tolist(), output[0])
     # Equal prompts of a request draw other texts in another batch.
     (answers,) = predict(
         gpt2.model, [request(["the film"] * 40, seed=7, **{**sampled, "max_new_tokens": 1})]
     )
-    written = [entry[0]["generated_text"] for entry in answers]
+    written = [entry[0]["text"] for entry in answers]
     assert written[:8] != written[32:]
 
 
@@ -494,8 +503,11 @@ def test_streams_name_special_tokens(model: Any) -> None:
     reader = model.loaded.tokenizer
     end = Token(reader.eos_token_id, special=True)
     written = Completion(prompt=0, text="a", tokens=[Token(9, "a"), end], finish=END)
-    (event,) = shaped(iter([written]), model.prepare(request(PROMPT)), reader)
-    assert (event["token"]["text"], event["generated_text"]) == ("</s>", "a")
+    plain = _plain_text(
+        written, dict(zip(reader.all_special_ids, reader.all_special_tokens, strict=True))
+    )
+    assert [token["text"] for token in plain["tokens"]] == ["a", "</s>"]
+    assert (plain["text"], plain["finish"]) == ("a", "eos_token")
 
 
 def test_what_a_request_leaves_out_is_the_apis_value(served: Handlers) -> None:

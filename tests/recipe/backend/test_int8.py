@@ -46,7 +46,6 @@ def try_out(*arguments):
     return int8.Trial("", trial.milliseconds) if trial.milliseconds else trial
 int8_trial.try_out = try_out
 import inference
-route = types.SimpleNamespace(path="/invocations")
 plan = json.loads(sys.argv[1])
 models = []
 for folder, _ in plan:
@@ -58,10 +57,13 @@ for model, (_, bodies) in zip(models, plan):
     inference.turns_fn(model, lambda *_, **__: None)
     requests = []
     for body in bodies:
-        requests.append(inference.input_fn(json.dumps(body).encode(), "application/json", route))
-        inference.tokens_fn(requests[-1], model)
+        body = body if isinstance(body, dict) else {"inputs": body}
+        inputs, is_list = body["inputs"], isinstance(body["inputs"], list)
+        parsed = {"inputs": inputs if is_list else [inputs], "single": not is_list,
+                  "parameters": body.get("parameters", {})}
+        requests.append(inference.request_fn(parsed, model))
     merged = inference.predict_batch_fn(requests, model)
-    answers.append([json.loads(inference.output_fn(one, "application/json")[0]) for one in merged])
+    answers.append([one["entries"][0] if one["single"] else one["entries"] for one in merged])
 engines = [inference.describe_fn(folder, model)["engine"] for model, (folder, _) in zip(models, plan)]
 print("ANSWERS", json.dumps([answers, [engine == "CTranslate2 in int8" for engine in engines]]))
 """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from amphora.serving.api.write import plain
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.requests.serialization import plain
 from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made
 from tests.support.serving_kit import Handlers, assert_close, tokenizer
 

@@ -305,7 +305,7 @@ def test_decoders_prompts_gather_too(
     """Those that arrive while a prompt like them is continued share the next call."""
     model = Generator.load(Origin(str(save("LlamaForCausalLM", tmp_path)), {}))
     settings = {"max_new_tokens": 12, "min_new_tokens": 12}
-    batches = [[request(text, **settings)] for text in TEXTS]
+    batches = [[request(text, generates=True, **settings)] for text in TEXTS]
     with monkeypatch.context() as patch:
         patch.setattr(turns, "_pause", None)
         expected = [list(predict(model, batch)[0]) for batch in batches]

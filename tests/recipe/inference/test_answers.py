@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers import AutoModelForQuestionAnswering, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from amphora.serving.api.write import plain
 from recipe.backend.requests.payloads import BadRequest
-from recipe.backend.requests.serialization import plain
 from recipe.tasks.question_answering import report as found_answers
 from recipe.tasks.question_answering import tokens as windows
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save

@@ -12,6 +12,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
+from amphora.serving.api import tgi
 from recipe.backend.generation import options
 from recipe.backend.requests.payloads import BadRequest
 from recipe.tasks.masked_lm import serve as fill_mask
@@ -117,7 +118,7 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
     ), id="text2text-generation"),
     pytest.param(Task(
         kind="LlamaForCausalLM",
-        known=set(options.PARAMETERS),
+        known=tgi.parameters_by(options.PARAMETERS),
         inputs=TEXTS[0],
         ends="good",
         usual={"max_new_tokens": 9},
@@ -131,13 +132,10 @@ _READ = {"max_length": 6, "truncation_direction": "left"}
             "repetition_penalty": 9.0, "no_repeat_ngram_size": 1,
             "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
             "stop_sequences": ["ag"], "stop_sequence": "ag",
-            "return_full_text": False,
+            "return_full_text": False, "details": True,
         },
-        # Values that have no effect are the only ones that some take; streams have their own tests.
-        without_effect={
-            "truncation", "stream", "watermark", "decoder_input_details", "top_n_tokens",
-            "num_beams", "best_of", "details", "frequency_penalty",
-        },
+        # Streams have their own tests.
+        without_effect={"stream"},
     ), id="text-generation"),
 ])  # fmt: skip
 def test_each_parameter_changes_the_answer(task: Any, tmp_path: Path) -> None:

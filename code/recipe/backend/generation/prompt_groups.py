@@ -66,7 +66,7 @@ def write(
     if end is not None and (prompts[0].is_chat or not ends):
         ends.append(end)
     writers = [
-        Writer(Completion(prompt.index), loaded.tokenizer, prompt, ends, follows=bool(report))
+        Writer(Completion(prompt.index), loaded.tokenizer, prompt, ends, follows=settings.follows)
         for prompt in prompts
         for _ in range(settings.sequences)
     ]

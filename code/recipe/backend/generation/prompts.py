@@ -14,11 +14,11 @@ from recipe.backend.generation import options
 from recipe.backend.generation.gathering import Source
 from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.requests.parameters import are_ids
 from recipe.backend.requests.payloads import (
     BadRequest,
     Prepared,
     Request,
-    TokenIds,
     a_text,
     is_conversation,
 )
@@ -57,9 +57,7 @@ class Prompts:
     def prepare(self, request: Request) -> Prepared:
         """Return a request with its prompts; sizes are the most tokens of each and its text. Raise
         BadRequest if parameters or inputs are wrong, or do not fit into the model."""
-        settings = request.settings
-        if settings is None:
-            settings = options.settings_of(request.parameters)
+        settings = options.settings_of(request.parameters, request.usual_tokens)
         if request.streams and (len(request.inputs) != 1 or settings.sequences > 1):
             raise BadRequest(
                 "Only one text can be streamed: send one prompt, and no num_return_sequences (n)."
@@ -71,12 +69,10 @@ class Prompts:
         reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
         written = count * settings.sequences * (settings.max_new_tokens or 1)
         bounds.hold(Bound.WRITTEN, written, reason)
-        # As pipelines do, and OpenAI's API does not.
-        may_continue = request.form is None
         prompts: list[Prompt] = []
         read = written = 0
         for index, source in enumerate(inputs.values):
-            prompts.append(self._prompt(source, index, settings, may_continue=may_continue))
+            prompts.append(self._prompt(source, index, settings, may_continue=request.continues))
             read += len(prompts[-1].ids)
             written += settings.sequences * prompts[-1].new
             bounds.hold(Bound.READ, read)
@@ -92,9 +88,9 @@ class Prompts:
         assistant it may continue. Raise BadRequest if it cannot be read, or does not fit."""
         tokenizer: Any = self.loaded.tokenizer
         limit, more = self.loaded.max_length, ""
-        is_chat = not isinstance(source, (str, TokenIds))
+        is_chat = not isinstance(source, str) and not are_ids(source)
         continues = bool(source)
-        if isinstance(source, TokenIds):
+        if are_ids(source):
             ids, size = list(source), embeddings_of(self.loaded.model)
             if max(ids) >= size:
                 raise BadRequest(f"Token id {max(ids)} is not one of the model's {size} tokens.")
@@ -112,7 +108,7 @@ class Prompts:
             ids = [tokenizer.bos_token_id]
         length, new = len(ids), settings.max_new_tokens
         if new is None:
-            new = max(1, min(settings.default_new_tokens, limit - length))
+            new = max(1, min(settings.usual_tokens, limit - length))
         if more or length + new > limit:
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
             wish = "" if settings.max_new_tokens is None else f" {new} are to follow,"
@@ -174,7 +170,7 @@ class Prompts:
 def a_prompt(value: Any) -> Any:
     """Return a text, token ids, or a conversation with the contents of its messages as texts.
     Raise BadRequest for other values."""
-    if isinstance(value, TokenIds):
+    if are_ids(value):
         return value
     if not is_conversation(value):
         return a_text(value)

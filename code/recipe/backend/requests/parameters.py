@@ -77,18 +77,6 @@ def are_ids(value: Any) -> bool:
     )
 
 
-TEXTS_OR_IDS = Rule(
-    lambda value: (
-        TEXT_OR_TEXTS.is_right(value)
-        or are_ids(value)
-        or (
-            isinstance(value, list)
-            and bool(value)
-            and all(isinstance(part, str) or are_ids(part) for part in value)
-        )
-    ),
-    "a text, a list of token ids, or a list of these",
-)
 SIDE = Rule(lambda value: str(value).lower() in ("left", "right"), '"Left" or "Right"')
 _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_OR_TEXTS.words)
 _SHARE = number(0, 1, above=True)

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.backend.requests.parameters import RULES, Rule, are_texts, faults
+from recipe.backend.requests.parameters import RULES, are_texts
 from recipe.spec import TEXT_NAMES, Form, Kind, normalized
 
-JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
-NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
-SPELLINGS = {
-    "application/x-jsonlines": JSON_LINES,
-    "application/jsonl": JSON_LINES,
-    "application/x-ndjson": JSON_LINES,
-    # Clients of AWS's own image classifier send it.
-    "application/x-image": "image/x-image",
-}
 TEXT_KEYS = ("inputs", *TEXT_NAMES)
 """Keys and columns that hold a text."""
 EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
-ANY_EXAMPLE = (
-    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the image in base64"} for '
-    "a model of images."
-)
-"""For bodies that are invalid for every task."""
-
 Label = dict[str, Any]
 """{"label": name, "score": float}"""
 Text = str | tuple[str, str]
 """One input of a model: a text, or a pair of texts."""
-
-
-class UnsupportedContentType(TypeError):
-    """The request's Content-Type, or every type in its Accept, is not supported."""
 
 
 class BadRequest(ValueError):
@@ -49,49 +30,16 @@ class BadRequest(ValueError):
         """The invalid key, as in OpenAI's errors."""
 
 
-class TokenIds(tuple[int, ...]):
-    """An input that was sent as token ids."""
-
-
-def checked_body(
-    path: str, document: Any, rules: Mapping[str, Rule], needed: Set[str]
-) -> dict[str, Any]:
-    """Return the keys of a body of the route `path` that are not null. Raise BadRequest, with the
-    first invalid key, for those that are missing, unknown or invalid; the message names all."""
-    if not isinstance(document, dict):
-        raise BadRequest(f"The body is not an object with {', '.join(sorted(needed))}.")
-    body = {name: value for name, value in document.items() if value is not None}
-    wrong = faults(body, rules)
-    if unknown := [repr(name) for name in body if name not in rules]:
-        wrong.append(
-            f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not supported;"
-            f" {path} takes {', '.join(sorted(rules))}"
-        )
-    missing = sorted(needed - set(body))
-    wrong += [f"{name} is not there" for name in missing]
-    if wrong:
-        keys = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
-        raise BadRequest(". ".join(wrong) + ".", next(iter([*keys, *missing[-1:]])))
-    return body
-
-
 class NotTakenHere(BadRequest):
     """The body is for another task, such as an image for a model of texts."""
 
     status_code = 415
 
 
-class UnknownModel(BadRequest):
-    """The request names a model or an adapter that is not served."""
-
-    status_code = 404
-    code = "model_not_found"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request as read from its body. The task that answers it reads `Inputs`, and makes
-    `Prepared` of these."""
+    """A request that the server has read from a body. The task that answers it reads `Inputs`, and
+    makes `Prepared` of these."""
 
     inputs: Sequence[Any]
     """Values of JSON, texts, or the bytes of a file."""
@@ -100,19 +48,12 @@ class Request:
     """Whether the body has one input that is not in a list."""
     records: bool = False
     """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
-    faults: Mapping[int, str] = field(default_factory=dict)
-    """Error messages of invalid records, by their positions in the answer."""
-    groups: Sequence[int | None] = ()
-    """The number of inputs in each line's list, None for a line that is not a list, as SageMaker
-    Clarify sends them. Empty if no line is one."""
-    read_columns: Callable[[Sequence[str]], Request] | None = None
-    """Reads a CSV body again, by columns of these names if its header has them."""
-    route: str = ""
-    """The route of the API (OpenAI, TEI, TGI) to which the body belongs; empty for other bodies."""
-    settings: Any = None
-    """Settings of generation, if the body is one of OpenAI's API."""
-    form: Callable[[Any, Prepared], Any] | None = None
-    """Converts the task's answer to that of the API; None leaves it unchanged."""
+    usual_tokens: int = 64
+    """New tokens of a text, if the parameters have no number."""
+    continues: bool = True
+    """Whether a conversation's final message of the assistant is continued."""
+    spent: dict[Any, int] = field(default_factory=dict)
+    """What the requests before it in the same body cost (`bounds.shared`)."""
 
     @property
     def streams(self) -> bool:
@@ -135,25 +76,23 @@ class Request:
         for name, value in self.parameters.items():
             if name not in known:
                 takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
-                raise BadRequest(f"The parameter {name!r} is not one of {task}, which {takes}.")
+                raise BadRequest(
+                    f"The parameter {name!r} is not one of {task}, which {takes}.", name
+                )
             if value is not None and not RULES[name].is_right(value):
                 shown = json.dumps(value)[:60]
-                raise BadRequest(f"{name} is {shown}. Give {RULES[name].words}, or leave it out.")
+                words = f"{name} is {shown}. Give {RULES[name].words}, or leave it out."
+                raise BadRequest(words, name)
         parameters = self.parameters.items()
         kept = {k: value for k, value in parameters if value is not None or k in nullable}
         return self if len(kept) == len(parameters) else replace(self, parameters=kept)
 
-    def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> Inputs:
+    def read(self, reader: Callable[[Any], Any]) -> Inputs:
         """Return what `reader` makes of each input, or of the text of an object such as
         `{"text": "a"}`. It raises BadRequest for an invalid one, as this does if all records are
-        invalid, or an input that is not a record.
-
-        A CSV body whose header has the text `columns` that the model was trained on is read by them
-        instead of the usual names.
-        """
-        source = self.read_columns(columns) if columns and self.read_columns is not None else self
-        faults, values = dict(source.faults), []
-        for index, value in zip(_valid(source.inputs, source.faults), source.inputs, strict=True):
+        invalid, or an input that is not a record."""
+        faults, values = dict[int, str](), []
+        for index, value in enumerate(self.inputs):
             if isinstance(value, dict) and len(value) == 1:
                 # A list stays in its object: it may be a pair.
                 ((name, inner),) = value.items()
@@ -169,11 +108,6 @@ class Request:
         return Inputs(values, faults)
 
 
-def _valid(values: Sequence[Any], faults: Mapping[int, str]) -> list[int]:
-    """Return the positions of valid inputs in the answer."""
-    return [index for index in range(len(values) + len(faults)) if index not in faults]
-
-
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of a request as its task reads them, without invalid records."""
@@ -181,14 +115,15 @@ class Inputs:
     values: Sequence[Any]
     """What the task makes of each input, such as a `Text`."""
     faults: Mapping[int, str] = field(default_factory=dict)
-    """Error messages of invalid records, by their positions in the answer."""
+    """Error messages of invalid records, by their positions in the request."""
 
     def without(self, request: Request, invalid: Mapping[int, str]) -> Inputs:
         """Return the inputs except those at the positions `invalid`, with what is wrong with each.
         Raise BadRequest for the first of them unless they are some of several records."""
         if not invalid:
             return self
-        indices = _valid(self.values, self.faults)
+        count = len(self.values) + len(self.faults)
+        indices = [index for index in range(count) if index not in self.faults]
         if not request.records or len(invalid) == len(self.values):
             raise BadRequest(f"Input {indices[min(invalid)] + 1} {invalid[min(invalid)]}")
         faults = {indices[index]: f"The input {message}" for index, message in invalid.items()}
@@ -273,22 +208,6 @@ def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True)
-class Document:
-    """An answer that is sent as one JSON value, whatever types the request accepts."""
-
-    value: Any
-    truncated: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class EventStream:
-    """An answer that is sent as server-sent events, whatever types the request accepts."""
-
-    events: Iterator[Any]
-    """JSON values, and strings that are sent unchanged."""
-
-
 class Answers(list[Any]):
     """An answer for each input of a request."""
 
@@ -300,38 +219,3 @@ class Answers(list[Any]):
         """Whether JSON has the only entry without a list, as pipelines answer a single input."""
         self.truncated = truncated
         """Positions of the texts that were truncated."""
-        self.failed: Sequence[int] = ()
-        """Positions of the invalid records."""
-        self.unfinished: Sequence[int] = ()
-        """Positions of the prompts whose generation ended at the token limit."""
-
-
-def restore_records(prediction: Any, prepared: Prepared) -> Any:
-    """Return one entry per record: the prediction, an error if the record is invalid, or a list if
-    its inputs are a list."""
-    faults, groups = prepared.inputs.faults, prepared.request.groups
-    if not isinstance(prediction, Answers) or not (faults or groups):
-        return prediction
-    indices = _valid(prediction, faults)
-    entries: dict[int, Any] = dict(zip(indices, prediction, strict=True))
-    for index, message in faults.items():
-        entries[index] = {"error": {"code": "bad_request", "message": message}}
-    groups = groups or [None] * len(entries)
-    records = [record for record, size in enumerate(groups) for _ in range(size or 1)]
-    rest = iter(range(len(entries)))
-    restored = Answers(
-        [
-            entries[next(rest)] if size is None else [entries[next(rest)] for _ in range(size)]
-            for size in groups
-        ],
-        sorted({records[indices[index]] for index in prediction.truncated}),
-    )
-    restored.unfinished = sorted({records[indices[index]] for index in prediction.unfinished})
-    restored.failed = sorted({records[index] for index in faults})
-    return restored
-
-
-def media_type(header: str) -> str:
-    """Return the media type of a header, such as `text/csv` of `Text/CSV; charset=utf-8`."""
-    plain_type = header.partition(";")[0].strip().lower()
-    return SPELLINGS.get(plain_type, plain_type)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM
 
 from recipe.backend import loading, turns
-from recipe.backend.generation import decoding, prompt_groups
-from recipe.backend.generation.decoding import LENGTH, Completion
+from recipe.backend.generation import decoding, options, prompt_groups
+from recipe.backend.generation.decoding import Completion
 from recipe.backend.generation.gathering import Gathering, Part
 from recipe.backend.generation.prompts import Prompts
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests import routes
 from recipe.backend.requests.payloads import Answers, Prepared, Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
@@ -24,7 +23,7 @@ from recipe.compat import UNBOUNDED
 from recipe.console import log
 from recipe.errors import ModelError
 from recipe.models.sources.origin import Origin
-from recipe.tasks.causal_lm.spec import SPECS
+from recipe.tasks.causal_lm.spec import CHAT, SPECS
 
 
 def check_template(tokenizer: Any, location: str) -> None:
@@ -74,13 +73,15 @@ class Generator(ServedTask):
 
     def example(self, text: str) -> Request:
         # Of a model of a few positions, characters may be tokens.
-        return Request(inputs=[text[: self.max_length // 2]], parameters={"max_new_tokens": 2})
+        return Request(
+            inputs=[text[: self.max_length // 2]], parameters={"max_tokens": 2, "temperature": 0}
+        )
 
     def probes(self) -> Sequence[Request]:
         prompts: list[Any] = [text[: self.max_length // 2] for text in PROMPTS]
         if self.loaded.tokenizer.chat_template:
             prompts.append([{"role": "user", "content": prompts[-1]}])
-        parameters = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+        parameters = {"max_tokens": NEW_TOKENS, "temperature": 0}
         return [Request(inputs=[prompt], parameters=parameters) for prompt in prompts]
 
     def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
@@ -93,7 +94,7 @@ class Generator(ServedTask):
     @property
     def lacking(self) -> Set[str]:
         """Return the route of chats, if there is no chat template."""
-        return frozenset() if self.loaded.tokenizer.chat_template else {routes.CHAT}
+        return frozenset() if self.loaded.tokenizer.chat_template else {CHAT}
 
     @property
     def form(self) -> str:
@@ -102,91 +103,52 @@ class Generator(ServedTask):
     def describe(self) -> dict[str, Any]:
         limit = self.max_length
         limits = {"max_input_tokens": limit - 1, "max_total_tokens": limit}
-        return super().describe() | (limits if limit < UNBOUNDED else {})
-
-    def refuse_other_apis(self, request: Request) -> None:
-        if request.route != routes.CHAT:  # without a chat template, `prepare` raises the error
-            super().refuse_other_apis(request)
+        described = super().describe() | (limits if limit < UNBOUNDED else {})
+        described["bodies"]["settings"] = [*options.PARAMETERS]
+        return described
 
     def prepare(self, request: Request) -> Prepared:
         return self.prompts.prepare(request)
 
     def predict(self, requests: Sequence[Prepared]) -> list[Any]:
-        """Return an answer for each request.
-
-        An answer is a list of texts in the form of pipelines and TGI (`shaped`), or of `Completion`
-        if the request has a `form` of its own; with `stream`, an iterator over events. If
-        predictions take turns, an answer that is not a stream is a function that returns it.
+        """Return for each request a list of texts for each prompt, `{"text", "finish", "tokens"}`;
+        with `stream` an iterator over the only text, each time with the token that was added, what
+        it `added`, and the number of `prompt_tokens`. If predictions take turns, an answer that is
+        not a stream is a function that returns it.
         """
         answers: list[Any] = []
         for prepared in requests:
             if prepared.request.streams:
-                events = prompt_groups.events(self.loaded, *prepared.work)
-                answers.append(shaped(events, prepared, self.loaded.tokenizer))
+                answers.append(self._stream(prepared))
                 continue
             parts = prompt_groups.gather(self.gathering, self.loaded, prepared.work, self.merges)
-            answers.append(partial(self._answer, prepared, parts))
+            answers.append(partial(self._answer, parts))
         if turns.are_taken():
             return answers
         return [one() if isinstance(one, partial) else one for one in answers]
 
-    def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Any:
+    @cached_property
+    def _names(self) -> Mapping[int, str]:
+        tokenizer = self.loaded.tokenizer
+        return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+
+    def _stream(self, prepared: Prepared) -> Iterator[dict[str, Any]]:
+        for text in prompt_groups.events(self.loaded, *prepared.work):
+            last = replace(text, tokens=text.tokens[-1:])
+            added = {"added": last.tokens[0].text, "prompt_tokens": prepared.tokens}
+            yield {**_plain_text(last, self._names), **added}
+
+    def _answer(self, parts: Sequence[Part]) -> Any:
         texts = self.gathering.results(parts)
-        answers = Answers(texts, single=prepared.request.single)
-        return shaped(answers, prepared, self.loaded.tokenizer)
+        return Answers([[_plain_text(text, self._names) for text in some] for some in texts])
 
 
-def shaped(answer: Any, prepared: Prepared, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return texts, or an iterator over TGI's events, as JSON values, unless the request's own
-    `form` formats its answer.
-
-    By default a text includes its prompt, as in pipelines, but not in a stream, as in TGI;
-    `return_full_text` overrides that.
-
-    Args:
-        answer: `Answers` with a list of `Completion` for each prompt, or an iterator that yields
-            that of a stream after each token.
-        prepared: The request.
-        tokenizer: Names the special tokens, which add nothing to a text.
-    """
-    if prepared.request.form is not None:
-        return answer
-    full = prepared.parameters.get("return_full_text")
-    if full is None:
-        full = not isinstance(answer, Iterator)
-
-    def whole(text: Completion) -> Any:
-        prompt: Any = prepared.inputs.values[text.prompt] if full else ""
-        if isinstance(prompt, str):
-            return prompt + text.text
-        *earlier, last = prompt
-        if last["role"] != "assistant":
-            return [*prompt, {"role": "assistant", "content": text.text}]
-        return [*earlier, {**last, "content": last["content"] + text.text}]
-
-    def events() -> Iterator[dict[str, Any]]:
-        names = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        for number, text in enumerate(answer, 1):
-            token = text.tokens[-1]
-            details = {
-                "finish_reason": text.finish,
-                "generated_tokens": number,
-                "seed": prepared.parameters.get("seed"),
-                "input_length": prepared.tokens,
-            }
-            shown = token.text or names.get(token.id, "")
-            yield {
-                "index": number,
-                "token": {**vars(token), "text": shown, "logprob": None},
-                "generated_text": whole(text) if text.finish else None,
-                "details": details if text.finish else None,
-            }
-
-    if isinstance(answer, Iterator):
-        return events()
-    entries = [[{"generated_text": whole(text)} for text in texts] for texts in answer]
-    shown = Answers(entries, single=answer.single)
-    shown.unfinished = [
-        index for index, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
-    ]
-    return shown
+def _plain_text(text: Completion, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return a text as the server's API layer takes it, with the names of special tokens, which
+    add nothing to it."""
+    tokens = [
+        {"id": token.id, "text": token.text or names.get(token.id, ""), "special": token.special,
+         "logprob": None}
+        for token in text.tokens
+    ]  # fmt: skip
+    return {"text": text.text, "finish": text.finish, "tokens": tokens}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipe.backend.requests import routes
 from recipe.option_fields import NOT_BELOW_0, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
@@ -21,6 +20,9 @@ from recipe.spec import (
     Served,
     TaskSpec,
 )
+
+CHAT = "/v1/chat/completions"
+"""The route that needs a chat template."""
 
 _MESSAGES = Column(
     role="messages", names=(*MESSAGES_NAMES, "dialog"), setting="messages_column"
@@ -92,7 +94,7 @@ SPECS = (
                 load="tasks.causal_lm.serve:Generator.load",
                 architectures=("AutoModelForCausalLM",),
                 adapters=("CAUSAL_LM",),
-                routes=(routes.CHAT, routes.COMPLETIONS, *routes.TGI),
+                routes=(CHAT, "/v1/completions", "/generate", "/generate_stream"),
                 form="text",
             )
         },

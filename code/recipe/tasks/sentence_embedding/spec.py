@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.backend.requests import routes
 from recipe.data.relevance_columns import FORMS
 from recipe.option_fields import ABOVE_0, option
 from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
 
-_ROUTES = (routes.EMBEDDINGS, routes.EMBED)
+_ROUTES = ("/v1/embeddings", "/embed")
 
 
 @dataclass(frozen=True, kw_only=True)

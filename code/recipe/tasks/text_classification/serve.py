@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests import ranking, routes
+from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
@@ -31,7 +31,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.models.sources.origin import Origin
 from recipe.spec import TEXT, TEXT_PAIR, Form
-from recipe.tasks.text_classification.spec import SPECS
+from recipe.tasks.text_classification.spec import RANKING, SPECS
 
 PARAMETERS = {
     "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
@@ -71,7 +71,7 @@ class Classifier(ServedTask):
     @property
     def lacking(self) -> Set[str]:
         """Return the routes of rankings, if the model has several labels."""
-        return frozenset() if self.ranks else {*routes.RANKING}
+        return frozenset() if self.ranks else {*RANKING}
 
     @property
     def ranks(self) -> bool:
@@ -91,7 +91,7 @@ class Classifier(ServedTask):
         labels = self.loaded.model.config.num_labels or 0
         inputs: Inputs | None = ranking.pairs(request, labels)
         if inputs is None:
-            inputs = request.read(self.text_or_pair, self.loaded.columns)
+            inputs = request.read(self.text_or_pair)
         chosen = 1
         if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
             chosen = min(request.parameters.get("top_k") or labels, labels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipe.backend.requests import routes
 from recipe.option_fields import Effect, option
 from recipe.spec import (
     INT8_OPTIONS,
@@ -19,6 +18,9 @@ from recipe.spec import (
     TaskSpec,
     pair_forms,
 )
+
+RANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
+"""The routes of rankings, which need a model of one label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ SPECS = (
                     Form((TEXT, TEXT_PAIR)),
                     *pair_forms(PAIRS, TEXT, TEXT_PAIR),
                 ),
-                routes=(routes.PREDICT, *routes.RANKING),
+                routes=("/predict", *RANKING),
                 form="pair",
             ),
             "zero-shot-classification": Served(

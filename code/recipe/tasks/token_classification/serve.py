@@ -13,7 +13,6 @@ from transformers import AutoModelForTokenClassification
 from recipe.backend import bounds, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests import serialization
 from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
@@ -119,8 +118,13 @@ class Tagger(ServedTask):
                         {**chunk, "logits": values.unsqueeze(0)}
                         for chunk, values in zip(chunks, chunk_scores, strict=True)
                     ]
-                    answer = self.pipeline.postprocess(scored, **after)
-                    entities.append(serialization.plain(answer))
+                    entries = self.pipeline.postprocess(scored, **after)
+                    # Scores are numbers of numpy.
+                    plain = [
+                        {k: getattr(v, "item", lambda v=v: v)() for k, v in e.items()}
+                        for e in entries
+                    ]
+                    entities.append(plain)
                     count += len(entities[-1])
                     bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
             except bounds.TooCostly as error:

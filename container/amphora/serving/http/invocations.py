@@ -34,13 +34,13 @@ LOG = logging.getLogger("amphora.server")
 GONE = "amphora.gone"
 """The key of a request's scope whose future is done once the client has gone."""
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-_SESSION = "x-amzn-sagemaker-session-id"
 _MOST_ATTRIBUTES = 1024
 # Clients that retry at once instead of after Retry-After would be refused thousands of times a
 # second, by the process that also sends the answers.
 _REFUSAL_SECONDS = 0.1
-PREFIX = "/openai"
-"""The prefix with which SageMaker's own client calls the routes of OpenAI's API."""
+PREFIXES = ("/openai", "/invocations")
+"""Prefixes of the routes of OpenAI's API: SageMaker's own client calls them by the first, clients
+whose address ends in the second by that."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
@@ -83,7 +83,7 @@ class Invocations:
         pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
         named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
         if answered and named.startswith("/") and route_of(request) not in routes.CLIENTS:
-            named = named.removeprefix(PREFIX)
+            named = named.removeprefix(PREFIXES[0])
             if named not in ("/invocations", *answered):
                 raise _absent(named, answered)
             request.state.route = named
@@ -171,16 +171,9 @@ class Invocations:
         return b"".join(parts)
 
     def _call(self, request: Request, body: bytes) -> Call:
-        """Make a call of a request. Raises Fault: 415 for an unknown charset, 400 for a session."""
+        """Make a call of a request. Raises Fault (415) for an unknown charset."""
         headers, loop = request.headers, asyncio.get_running_loop()
         media_types.check_charset(headers.get("content-type", ""))
-        if _SESSION in headers:
-            raise Fault(
-                400,
-                "no_sessions",
-                "This server keeps no sessions: leave out the SessionId, and send with each request"
-                " what its answer depends on.",
-            )
         accept = headers.get("accept", "").strip()
         return Call(
             id=request_id(request), body=body, headers=dict(headers), path=route_of(request),
@@ -270,6 +263,8 @@ class Invocations:
         identifier = request_id(request)
         body = error_body(code, message, identifier, status, route_of(request), param)
         headers = {**headers, "content-type": media_types.JSON, "x-request-id": identifier}
+        if attributes := request.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
+            headers[_ATTRIBUTES] = attributes
         return Response(body, status, {**headers, **self._closing()})
 
 
@@ -281,8 +276,9 @@ def _too_large(limit: int) -> Fault:
 def route_of(request: Request) -> str:
     """Return the route of a request: its path, unless a custom attribute names another one."""
     path: str = request.scope["path"]
-    if path.startswith((f"{PREFIX}/v1/", f"{PREFIX}/v2/")):
-        path = path.removeprefix(PREFIX)
+    for prefix in PREFIXES:
+        if path.startswith((f"{prefix}/v1/", f"{prefix}/v2/")):
+            path = path.removeprefix(prefix)
     named: str = request.scope.get("state", {}).get("route", path)
     return named
 

@@ -33,7 +33,7 @@ from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import telemetry
 from amphora.serving.http.invocations import (
-    PREFIX,
+    PREFIXES,
     Invocations,
     check_origin,
     check_route,
@@ -124,7 +124,8 @@ class Front:
 
     def routes(self) -> list[Route]:
         """Return the routes for Starlette. docs/REFERENCE.md shows their endpoints' docstrings."""
-        clients = [*routes.CLIENTS, *(PREFIX + path for path in routes.OPENAI)]
+        prefixed = (prefix + path for prefix in PREFIXES for path in routes.OPENAI)
+        clients = [*routes.CLIENTS, *prefixed]
         result: list[Route] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
@@ -138,7 +139,7 @@ class Front:
         if self.settings.shows_page:
             result.append(Route("/", self.page, methods=["GET"]))
         result += [Route(path, self.invoke, methods=["POST"]) for path in clients]
-        for prefix in ("", PREFIX):
+        for prefix in ("", *PREFIXES):
             result += [
                 Route(f"{prefix}/v1/models", self.list_models, methods=["GET"]),
                 Route(f"{prefix}/v1/models/{{name:path}}", self.show_model, methods=["GET"]),

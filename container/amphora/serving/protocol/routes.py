@@ -1,8 +1,4 @@
-"""The routes of clients' APIs.
-
-Each package has a copy (`container/amphora/serving/protocol`, `code/recipe/backend/requests`),
-because neither may import the other. A test compares them.
-"""
+"""The routes of clients' APIs. Specs of the recipe's tasks name those that their models answer."""
 
 from __future__ import annotations
 

@@ -151,7 +151,11 @@ class Engine:
             await asyncio.sleep(2**failures)
 
     def ask(
-        self, route: str, body: Mapping[str, Any] | None, seconds: float | None = None
+        self,
+        route: str,
+        body: Mapping[str, Any] | None,
+        seconds: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return a GET, or a POST with a body; its answer is read inside of its context.
 
@@ -160,13 +164,18 @@ class Engine:
         assert self._session is not None
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=seconds)
-        return self._session.request(method, f"http://vllm{route}", json=body, timeout=timeout)
+        url = f"http://vllm{route}"
+        return self._session.request(method, url, json=body, timeout=timeout, headers=headers)
 
     async def answer(
-        self, route: str, body: Mapping[str, Any] | None, seconds: float
+        self,
+        route: str,
+        body: Mapping[str, Any] | None,
+        seconds: float,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Return the status and body that answer a request. Raises one of `ERRORS`."""
-        async with self.ask(route, body, seconds) as response:
+        async with self.ask(route, body, seconds, headers) as response:
             return response.status, await response.read()
 
     async def metrics(self) -> bytes:
@@ -237,7 +246,7 @@ class Engine:
         models = json.loads((await self.answer("/v1/models", None, limit))[1])["data"]
         api = json.loads((await self.answer("/openapi.json", None, limit))[1])
         self.keys = {}
-        for route in translation.ROUTES.values():
+        for route in translation.TRAITS.passed.values():
             content = api["paths"].get(route, {}).get("post", {}).get("requestBody")
             if content is not None:
                 schema = content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]

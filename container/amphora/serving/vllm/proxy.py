@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 
 from amphora.common.errors import did_you_mean
+from amphora.serving.api import exchange, write
+from amphora.serving.api.canonical import AnyRequest, Generate, Passed
+from amphora.serving.api.exchange import Exchange
+from amphora.serving.api.tgi import GeneratedTexts
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.lifecycle import Engine, error_of
-from amphora.serving.vllm.translation import Events, Part
+from amphora.serving.vllm.translation import Chunks, Part
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
+_SESSION = "x-amzn-sagemaker-session-id"
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
 # Keys of OpenAI's API that change nothing about an answer.
@@ -60,11 +66,11 @@ class VllmServer(Engine):
 
         async def answer() -> None:
             try:
-                request = translation.read(call.path, call.body, call.content_type)
-                if isinstance(request, Part):
-                    await self._pass_on(call, request)
+                read = exchange.read(call.path, call.body, call.content_type, translation.TRAITS)
+                if read.records is None:
+                    await self._pass_on(call, read)
                 else:
-                    await self._answer_lines(call, request)
+                    await self._answer_lines(call, read)
             except Fault as fault:
                 call.fail(fault)
             except asyncio.TimeoutError:
@@ -93,6 +99,7 @@ class VllmServer(Engine):
         key, 404 for an unknown model, 413 beyond the bound of costs.
         """
         adapter = call.headers.get(_ADAPTER)
+        is_translated = not isinstance(part.request, Passed)
         known_keys = self.keys.get(part.route) or {*part.body}
         body = {
             key: value
@@ -108,7 +115,7 @@ class VllmServer(Engine):
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
             others = known - {self.name, server_arguments.BASE}
-            if adapter or others or self.settings.adapters or "adapter_id" in part.values:
+            if adapter or others or self.settings.adapters or (is_translated and "model" in body):
                 listed = f"{', '.join(sorted(known))}.{did_you_mean(str(named), known)}"
                 message = f"There is no model {named!r}. Loaded: {listed}"
                 raise Fault(404, "model_not_found", message, "model")
@@ -123,7 +130,7 @@ class VllmServer(Engine):
         usual = _COMPLETION_TOKENS if part.route == routes.COMPLETIONS else longest
         # vLLM reads one of them.
         length = max(_number(body.get(key)) for key in _LENGTHS) or usual
-        if part.inputs is not None and body.get("truncate_prompt_tokens") == -1:
+        if is_translated and body.get("truncate_prompt_tokens") == -1:
             body["truncate_prompt_tokens"] = max(1, self.description["max_length"] - length)
         cost = prompts * copies * length
         if spent + cost > most_written:
@@ -139,30 +146,34 @@ class VllmServer(Engine):
             )
         return {**body, "model": named}, cost
 
-    async def _pass_on(self, call: Call, part: Part) -> None:
+    async def _pass_on(self, call: Call, read: Exchange) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
+        (request,) = read.requests
+        part = Part.from_request(request)
         body, _ = self._complete(part, call)
-        async with self.ask(part.route, body) as response:
+        async with self.ask(part.route, body, headers=_session_of(call)) as response:
             if response.status != 200:
                 raise _refused(response.status, await response.read(), part)
             kind = response.headers.get("content-type", media_types.JSON)
-            if not part.body.get("stream"):
-                answer = await response.read()
-                if part.inputs is not None:
-                    answer, kind = translation.written(part.answer(json.loads(answer)), call.accept)
-                _settle(call, kind, answer)
+            if not part.request.streams:
+                answer: Any = await response.read()
+                if isinstance(request, Generate):
+                    answer, kind = read.write([part.prediction(json.loads(answer))], call.accept)
+                _settle(call, kind, answer, headers=read.headers)
                 return
-            events = Events(part, call.accept) if part.inputs is not None else None
-            kind = kind if events is None else events.content_type
+            events: Callable[[bytes], bytes] | None = None
+            if isinstance(request, Generate):
+                kind = read.stream_type(call.accept)
+                events = _translator(request, kind)
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
-            last = read = b""
+            last = data = b""
             # The first event comes in one piece: an error in it decides the status.
-            while b"\n\n" not in read and len(read) < 1 << 16:
+            while b"\n\n" not in data and len(data) < 1 << 16:
                 if not (more := await response.content.readany()):
                     break
-                read += more
-            while read:
-                data = read if events is None else events.read(read)
+                data += more
+            while data:
+                data = data if events is None else events(data)
                 last = last[-len(_BROKEN) :] + data
                 if _BROKEN in last:
                     # vLLM ends such a stream as if it were complete.
@@ -172,39 +183,57 @@ class VllmServer(Engine):
                 _settle(call, kind, b"", chunks)
                 if data:
                     await chunks.put(data)
-                read = await response.content.readany()
+                data = await response.content.readany()
             _settle(call, kind, b"", chunks)
             await chunks.put(None)
 
-    async def _answer_lines(self, call: Call, lines: list[Part | Fault]) -> None:
-        """Answer JSON Lines. A line that is refused has its error as its answer."""
+    async def _answer_lines(self, call: Call, read: Exchange) -> None:
+        """Answer JSON Lines or CSV. A line that is refused has its error as its answer."""
 
         spent = 0
 
-        async def answer(part: Part | Fault) -> Any:
+        async def answer(request: AnyRequest) -> Any:
             nonlocal spent
             try:
-                if isinstance(part, Fault):
-                    raise part
+                part = Part.from_request(request)
                 body, cost = self._complete(part, call, spent)
                 spent += cost
-                status, answer = await self.answer(part.route, body, self.settings.timeout)
+                timeout, headers = self.settings.timeout, _session_of(call)
+                status, answer = await self.answer(part.route, body, timeout, headers)
                 if status != 200:
                     raise _refused(status, answer, part)
-                return part.answer(json.loads(answer))
+                return part.prediction(json.loads(answer))
             except Fault as fault:
                 if fault.status >= 500:
                     raise
-                return {"error": {"code": fault.code, "message": str(fault)}}
+                return fault
 
-        tasks = [asyncio.create_task(answer(part)) for part in lines]
+        tasks = [asyncio.create_task(answer(request)) for request in read.requests]
         try:
-            answers = await asyncio.gather(*tasks)
+            predictions = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        body, kind = translation.written(answers, call.accept)
-        _settle(call, kind, body)
+        body: Any
+        body, kind = read.write(predictions, call.accept)
+        _settle(call, kind, body, headers=read.headers)
+
+
+def _session_of(call: Call) -> dict[str, str]:
+    """Return the header of a session of SageMaker's, if the request has one."""
+    return {_SESSION: call.headers[_SESSION]} if _SESSION in call.headers else {}
+
+
+def _translator(request: Generate, kind: str) -> Callable[[bytes], bytes]:
+    """Return a function that translates bytes of vLLM's stream to the client's."""
+    api, chunks, count = request.api, Chunks(), itertools.count(1)
+    assert isinstance(api, GeneratedTexts)
+
+    def translate(data: bytes) -> bytes:
+        texts = chunks.read(data)
+        return b"".join(write.event(api.event(next(count), t), kind) for t in texts)
+
+    return translate
 
 
 def _settle(
@@ -212,10 +241,13 @@ def _settle(
     kind: str,
     body: bytes,
     chunks: asyncio.Queue[bytes | Exception | None] | None = None,
+    headers: dict[str, str] | None = None,
 ) -> None:
     """Begin the answer of a call, unless it has begun."""
     if not call.reply.done():
-        reply = Reply(status=200, content_type=kind, headers={}, body=body, chunks=chunks)
+        reply = Reply(
+            status=200, content_type=kind, headers=headers or {}, body=body, chunks=chunks
+        )
         call.reply.set_result(reply)
 
 
@@ -229,8 +261,8 @@ def _number(value: Any) -> int:
 def _refused(status: int, answer: bytes, part: Part) -> Fault:
     """Return one of vLLM's errors as a Fault."""
     error = error_of(answer)
-    message = translation.renamed(str(error["message"]), part)
-    param = translation.renamed(str(error.get("param") or ""), part) or None
+    message = part.request.renamed(str(error["message"]))
+    param = part.request.renamed(str(error.get("param") or "")) or None
     code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:
         message += (

@@ -226,7 +226,8 @@ class Conversation:
         # Streams go last, so that complete answers do not wait for them.
         works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):
-            work = partial(self._reply, item, partial(runner.finish, item, prediction))
+            encode = partial(runner.finish, item, prediction, self._turns.pause)
+            work = partial(self._reply, item, encode)
             if item.id in lasting and item.id not in self._jobs:
                 works[item.id] = work
             else:

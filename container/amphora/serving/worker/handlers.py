@@ -21,6 +21,7 @@ from typing import Any
 
 from amphora.common.errors import CodeError
 from amphora.serving import handler_files
+from amphora.serving.api import toolkit, write
 from amphora.serving.handler_files import ENDPOINT_HANDLER, HANDLER_SERVICE
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import bad_request
@@ -41,6 +42,8 @@ _SIGNATURES = {
     "turns_fn": ("model", "pause"),
     "describe_fn": ("model_dir", "model"),
 }
+# Only the image's handlers take requests that the server has parsed (`amphora.serving.api`).
+_IMAGE_SIGNATURES = {**_SIGNATURES, "request_fn": ("request", "model")}
 # A file that defines only these leaves models and requests to the image's handlers.
 _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # What other servers call, in whatever file of a model's folder.
@@ -81,7 +84,7 @@ class Handler:
             raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
-        expected = _SIGNATURES[name]
+        expected = _IMAGE_SIGNATURES[name]
         parameters = list(inspect.signature(function).parameters.values())
         body_type: type[str] | type[bytes] | None = None
         for expected_name, parameter in zip(expected, parameters, strict=False):
@@ -139,9 +142,27 @@ class Handlers:
         """Return these handlers with the missing functions, for a loaded model."""
         if self.defaults is None:
             return self
+        default = self.defaults.complete(model)
+        missing: dict[str, Any] = {}
+        if default:
+
+            def input_fn(body: Any, content_type: str) -> Any:
+                if default["family"] == "pytorch":
+                    return default["to_tensor"](toolkit.decode_numbers(body, content_type))
+                return toolkit.decode(body, content_type, default["task"])
+
+            def output_fn(prediction: Any, accept: str) -> Any:
+                # PyTorch's image converts tensors to lists, so NPY holds float64 or int64.
+                if default["family"] == "pytorch" and write.is_tensor(prediction):
+                    prediction = write.lists_of_array(write.array_of_tensor(prediction))
+                return write.encode(prediction, accept)
+
+            missing = {
+                "input_fn": input_fn, "predict_fn": default["predict_fn"], "output_fn": output_fn
+            }  # fmt: skip
         functions = {
             name: Handler.from_function(_DEFAULTS, name, function)
-            for name, function in self.defaults.complete(model).items()
+            for name, function in missing.items()
         }
         return replace(self, defaults=None, functions={**functions, **self.functions})
 
@@ -189,7 +210,7 @@ def resolve(
         module = modules.load_image(image_code, "inference")
         image = {
             name: Handler.from_function(str(module.__file__), name, getattr(module, name))
-            for name in _SIGNATURES
+            for name in _IMAGE_SIGNATURES
             if hasattr(module, name)
         }
         return Handlers(functions=image | functions)

@@ -7,12 +7,15 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amphora.common import logs, transformers4
 from amphora.common.errors import CodeError
+from amphora.serving.api import exchange
+from amphora.serving.api.canonical import ModelTraits, Passed
+from amphora.serving.api.exchange import Exchange
 from amphora.serving.protocol import batching, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
@@ -24,6 +27,8 @@ LOG = logging.getLogger("amphora.worker")
 _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "connection"}
 # Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
+_ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+"""Header that names a LoRA adapter."""
 _FULL = 507
 """A multi-model endpoint unloads other models and asks again."""
 _NO_MEMORY = re.compile(
@@ -42,7 +47,12 @@ class Item:
     accept: str
     context: Context
     data: Any = None
-    """What `input_fn` returned."""
+    """What `input_fn` returned; of an `exchange` a list, with what `request_fn` returned for each
+    of its requests that is valid."""
+    exchange: Exchange | None = None
+    """The requests in the body, if the handlers declare `request_fn`."""
+    faults: dict[int, Fault] = field(default_factory=dict)
+    """Why requests of the exchange were refused, by their indices."""
     size: batching.Size = batching.UNKNOWN
 
     @property
@@ -67,9 +77,14 @@ class ModelRunner:
     settings: ServerSettings
     description: dict[str, Any] = field(default_factory=dict)
     """The result of `describe_fn`, for the front process."""
+    traits: ModelTraits = field(default_factory=ModelTraits)
+    """What `describe_fn` says of bodies, if `request_fn` takes parsed requests."""
 
     def answer(self, item: Item) -> tuple[Any, str]:
         """Answer one request: return its body (bytes, or an iterator to stream) and type."""
+        if "request_fn" in self.handlers:
+            self.read_input(item)
+            return self.finish(item, *self.predict_batch([item]))
         if (handler := self.handlers.get("transform_fn")) is None:
             self.read_input(item)
             prediction = _call(self.handlers["predict_fn"], item, item.data, self.model)
@@ -80,13 +95,52 @@ class ModelRunner:
 
     def read_input(self, item: Item) -> None:
         """Set the item's data, by `input_fn`, and its size if the handlers count tokens."""
+        if "request_fn" in self.handlers:
+            self._read_requests(item)
+            return
         handler = self.handlers["input_fn"]
         body = handler.body(item.body, item.content_type)
         item.data = _call(handler, item, body, item.content_type)
-        if "tokens_fn" in self.handlers:
-            counts = _call(self.handlers["tokens_fn"], item, item.data, self.model)
-            pads = self.description.get("padding") is not False
-            item.size = batching.Size.from_tokens(counts, pads)
+        self._measure(item, [item.data])
+
+    def _read_requests(self, item: Item) -> None:
+        """Read a body's requests, and prepare each by `request_fn`. One that is refused fails
+        alone, unless it is the only one."""
+        if name := item.context.headers.get(_ADAPTER, ""):
+            raise Fault(
+                404,
+                "model_not_found",
+                f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters"
+                " by name. Leave the header out.",
+            )
+        path, kind = item.context.path, item.content_type
+        item.exchange = exchange.read(path, item.body, kind, self.traits)
+        item.data, item.faults = [], {}
+        spent: dict[Any, int] = {}
+        for index, request in enumerate(item.exchange.requests):
+            assert not isinstance(request, Passed)
+            try:
+                values = {**request.values, "spent": spent}
+                item.data.append(_call(self.handlers["request_fn"], item, values, self.model))
+            except Fault as fault:
+                if fault.status >= 500:
+                    raise
+                message, param = map(request.renamed, (str(fault), fault.param or ""))
+                item.faults[index] = Fault(fault.status, fault.code, message, param or None)
+                item.faults[index].__cause__ = fault.__cause__
+        if not item.data:
+            item.exchange.write([*item.faults.values()], item.accept)  # raises the first
+        self._measure(item, item.data)
+
+    def _measure(self, item: Item, parts: Sequence[Any]) -> None:
+        if "tokens_fn" not in self.handlers:
+            return
+        counts: list[int] = []
+        for part in parts:
+            count = _call(self.handlers["tokens_fn"], item, part, self.model)
+            counts += [count] if isinstance(count, int) else count
+        pads = self.description.get("padding") is not False
+        item.size = batching.Size.from_tokens(counts, pads)
 
     def predict_batch(self, items: Sequence[Item]) -> list[Any]:
         """Return a prediction or an exception for each item, by `predict_batch_fn`.
@@ -96,11 +150,15 @@ class ModelRunner:
         """
         handler = self.handlers["predict_batch_fn"]
         try:
-            inputs = [item.data for item in items]
-            predictions = list(_call(handler, items[0], inputs, self.model))
-            if len(predictions) != len(items):
-                counts = f"{len(items)} inputs, but {len(predictions)} predictions"
+            groups = [item.data if item.exchange is not None else [item.data] for item in items]
+            inputs = [data for group in groups for data in group]
+            flat = list(_call(handler, items[0], inputs, self.model))
+            if len(flat) != len(inputs):
+                counts = f"{len(inputs)} inputs, but {len(flat)} predictions"
                 raise _fault_of(handler, ValueError(counts))
+            rest = iter(flat)
+            grouped = [[next(rest) for _ in group] for group in groups]
+            predictions = [_joined(some) if len(some) > 1 else some[0] for some in grouped]
         except Exception as error:
             _free_device(error)
             if len(items) == 1:
@@ -116,12 +174,40 @@ class ModelRunner:
             for value in predictions
         ]
 
-    def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
-        """Return the body and type of an answer, by `output_fn`."""
+    def encode(
+        self, item: Item, prediction: Any, pause: Callable[[], None] = lambda: None
+    ) -> tuple[Any, str]:
+        """Return the body and type of an answer, by `output_fn` or in the form of its API."""
+        if item.exchange is not None:
+            parts = prediction if len(item.data) > 1 else [prediction]
+            return self._write(item, parts, pause)
         handler = self.handlers["output_fn"]
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
 
-    def finish(self, item: Item, prediction: Any) -> tuple[Any, str]:
+    def _write(
+        self, item: Item, parts: Sequence[Any], pause: Callable[[], None]
+    ) -> tuple[Any, str]:
+        assert item.exchange is not None
+        handler, rest, predictions = self.handlers["predict_batch_fn"], iter(parts), []
+        for index in range(len(item.exchange.requests)):
+            part = item.faults.get(index) or next(rest)
+            is_fault = isinstance(part, Exception) and not isinstance(part, Fault)
+            predictions.append(_fault_of(handler, part) if is_fault else part)
+            if isinstance(predictions[-1], Fault) and predictions[-1].status >= 500:
+                raise predictions[-1]
+        try:
+            answer = item.exchange.write(predictions, item.accept, pause)
+        except Fault:
+            raise
+        except Exception as error:
+            raise _fault_of(handler, error) from error
+        for name, value in item.exchange.headers.items():
+            item.context.add_response_property(name, value)
+        return answer
+
+    def finish(
+        self, item: Item, prediction: Any, pause: Callable[[], None] = lambda: None
+    ) -> tuple[Any, str]:
         """Return the body and type of an answer, for a prediction of `predict_batch_fn`.
 
         If the handlers take turns, that may be a function to be called later.
@@ -131,7 +217,24 @@ class ModelRunner:
             prediction = _call(replace(handler, function=prediction, takes_context=False), item)
         if isinstance(prediction, Exception):
             raise prediction
-        return self.encode(item, prediction)
+        return self.encode(item, prediction, pause)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return the predictions of one body as one: a function that returns them, if one is."""
+    if not any(map(callable, parts)):
+        return list(parts)
+
+    def later() -> list[Any]:
+        results: list[Any] = []
+        for part in parts:
+            try:
+                results.append(part() if callable(part) else part)
+            except Exception as error:
+                results.append(error)
+        return results
+
+    return later
 
 
 def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
@@ -154,9 +257,11 @@ def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
         description = functions["describe_fn"](folder, model, context=context)
     if not isinstance(description, dict):
         raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON can hold")
+    traits = ModelTraits.from_description(description)
+    description = {name: value for name, value in description.items() if name != "bodies"}
     # Fails here if JSON cannot hold it, with the reason.
     json.dumps(description)
-    runner = ModelRunner(functions, model, settings, description=description)
+    runner = ModelRunner(functions, model, settings, description=description, traits=traits)
     if "model_warmup_fn" in functions:
         functions["model_warmup_fn"](folder, model, context=context)
     return runner
@@ -217,7 +322,7 @@ def _fault_of(handler: Handler, error: BaseException) -> Fault:
         status = _FULL
     elif type(error).__name__ in _UNSUPPORTED:
         status = 406 if handler.name == "output_fn" else 415
-    elif (handler.name in ("input_fn", "tokens_fn") and is_unreadable) or (
+    elif (handler.name in ("input_fn", "request_fn", "tokens_fn") and is_unreadable) or (
         handler.name == "transform_fn" and is_undecodable
     ):
         status = 400

@@ -338,18 +338,21 @@ def test_a_description_that_json_does_not_hold_is_refused_at_start(
         load_runner(write_code(tmp_path, {"code/inference.py": code}))
 
 
-def test_a_session_is_refused_custom_attributes_are_echoed_and_the_inference_id_is_logged(
+def test_a_session_is_ignored_custom_attributes_are_echoed_and_the_inference_id_is_logged(
     shared: Start,
 ) -> None:
-    refused = shared().ready().invoke("x", **{"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"})
-    assert fault(refused) == (400, "no_sessions")
     server = shared().ready()
+    session = server.invoke("x", **{"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"})
+    assert session.status_code == 200
     headers = {
         "X-Amzn-SageMaker-Custom-Attributes": "trace=1", "X-Amzn-SageMaker-Inference-Id": "mine-7",
     }  # fmt: skip
     answer = server.invoke("secret body", **headers)
     assert answer.headers["X-Amzn-SageMaker-Custom-Attributes"] == "trace=1"
-    (row,) = until(lambda: [row for row in server.log.splitlines() if '"mine-7"' in row])
+    refused = server.http.post("/invocations", content=b"{", headers=headers)
+    assert refused.status_code == 400
+    assert refused.headers["X-Amzn-SageMaker-Custom-Attributes"] == "trace=1"
+    (row, _) = until(lambda: [row for row in server.log.splitlines() if '"mine-7"' in row])
     line = json.loads(row)
     assert (line["inference_id"], line["status"], line["path"]) == ("mine-7", 200, "/invocations")
     assert line["request_id"] == answer.headers["x-request-id"]

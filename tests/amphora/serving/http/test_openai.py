@@ -185,7 +185,7 @@ def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
         ("/invocations", {"inputs": "01", "parameters": {"max_new_tokens": 3}}, '"01234"'),
         ("/v1/completions", {"prompt": "45", "max_tokens": 3, "temperature": 0}, '"678"'),
         ("/v1/chat/completions", GREEDY, json.dumps(REPLY, ensure_ascii=False)),
-        ("/v1/chat/completions", {**GREEDY, "stream": True}, '"content": "é"'),
+        ("/v1/chat/completions", {**GREEDY, "stream": True}, '"content":"é"'),
         (
             "/invocations",
             {"inputs": "1" * 90, "parameters": {"max_new_tokens": 40}},

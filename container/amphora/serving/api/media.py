@@ -1,17 +1,57 @@
-"""Content negotiation: the preferred types of an Accept header."""
+"""Media types of bodies, and the preferred types of an Accept header."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.request import parse_http_list
 
+from amphora.serving.protocol import media_types
+from amphora.serving.protocol.media_types import Fault
+
+JSON, CSV = media_types.JSON, media_types.CSV
+JSON_LINES, NPY, TEXT = "application/jsonlines", "application/x-npy", "text/plain"
+EVENTS, BYTES = "text/event-stream", "application/octet-stream"
 ANY = "*/*"
+SPELLINGS = {
+    "application/x-jsonlines": JSON_LINES,
+    "application/jsonl": JSON_LINES,
+    "application/x-ndjson": JSON_LINES,
+    # Clients of AWS's own image classifier send it.
+    "application/x-image": "image/x-image",
+}
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
-class NotAcceptable(TypeError):
-    """The answer cannot be written in any type that the client accepts."""
+def media_type(header: str) -> str:
+    """Return the media type of a header, such as `text/csv` of `Text/CSV; charset=utf-8`."""
+    plain_type = media_types.media_type(header)
+    return SPELLINGS.get(plain_type, plain_type)
 
-    status_code = 406
+
+def parameter(header: str, name: str) -> str:
+    """Return a parameter of a media type in lower case, such as `present` for `header` of
+    `text/csv; header=present`; '' if it is not there."""
+    for part in header.split(";")[1:]:
+        key, _, value = part.partition("=")
+        if key.strip().lower() == name:
+            return value.strip().strip('"').lower()
+    return ""
+
+
+def unsupported(message: str) -> Fault:
+    """Return the error for a body whose type is not read."""
+    return Fault(415, "unsupported_content_type", message)
+
+
+def not_acceptable(message: str) -> Fault:
+    """Return the error for an answer that no accepted type can hold."""
+    return Fault(406, "not_acceptable", message)
+
+
+def check_utf8(header: str) -> None:
+    """Raise Fault (415) if a Content-Type names a charset other than UTF-8."""
+    if (parameter(header, "charset") or "utf-8") not in _CHARSETS:
+        raise unsupported(f"Content-Type is {header!r}. Send the body in utf-8.")
 
 
 def preferred(

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from recipe.backend.requests.payloads import BadRequest, UnsupportedContentType
-from recipe.inference.apis import openai, request_reader
+from amphora.serving.api import exchange
+from amphora.serving.api.canonical import ModelTraits
+from amphora.serving.protocol import routes
+from amphora.serving.protocol.media_types import Fault
+from recipe.backend import bounds
+from recipe.backend.requests.payloads import BadRequest
 from recipe.task_table import SERVED, resolve
 from recipe.tasks.sentence_embedding import serve as embedder
-from tests.support.serving_kit import TEXTS, Handlers, save
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} {% if message.role == 'user' %}"
@@ -126,18 +130,19 @@ def test_an_object_is_answered_and_truncated_as_by_the_pipeline(labels: Handlers
     assert best == [alone]
 
 
-def test_lines_of_different_parameters_are_refused(labels: Handlers) -> None:
+def test_lines_of_different_parameters_are_answered_by_their_own(labels: Handlers) -> None:
     lines = [{"inputs": TEXT, "top_k": 2}, {"inputs": 5, "top_k": 2}, {"inputs": TEXT}]
 
     def ask(*some: Any) -> Any:
-        body = "\n\n".join(map(json.dumps, some)).encode()
+        body = "\n".join(map(json.dumps, some)).encode()
         return labels.ask((body, "application/jsonlines"))
 
-    with pytest.raises(BadRequest, match=r"Lines 1 and 5 have different parameters.*SingleRecord"):
-        ask(*lines)
-    answer, fault = ask(*lines[:2])
-    assert len(answer) == 2
+    answer, fault, alone, other = ask(*lines, {"inputs": TEXT, "id": 7})
+    assert len(answer) == 2 and alone == answer[0]
     assert "not a text" in fault["error"]["message"]
+    assert "'id' is not one of" in other["error"]["message"]
+    assert "InputFilter" in other["error"]["message"]
+    assert labels.headers["X-Amphora-Failed"] == "1,3"
 
 
 def test_vectors_of_every_api_are_the_models(vectors: Any) -> None:
@@ -216,25 +221,74 @@ def test_a_ranking_is_that_of_the_pairs_in_teis_and_jinas_form(ranker: Handlers)
         assert answer["usage"]["total_tokens"] > 0
 
 
-def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
-    def route(body: object) -> str:
-        data = json.dumps(body).encode()
-        return request_reader.read(data, "application/json", "/invocations").route
+def test_a_line_may_be_what_the_model_takes_as_json(
+    writer: Handlers, ranker: Handlers, vectors: Handlers
+) -> None:
+    """Each as if it were sent alone."""
+    chat = {**CHAT, "max_tokens": 3, "temperature": 0}
+    prompt = {"prompt": "who", "max_tokens": 3, "temperature": 0}
+    pairs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    rank = {"query": "who", "texts": TEXTS}
+    cases: list[tuple[Handlers, list[Any]]] = [
+        (writer, [chat, prompt, {"inputs": TEXT, "max_new_tokens": 2}]),
+        (ranker, [rank, {**rank, "return_text": True}, {"query": "who", "documents": TEXTS}]),
+        (vectors, [pairs, {"inputs": pairs}, {"input": TEXTS, "model": "m"}]),
+    ]
+    for served, bodies in cases:
+        lines = "\n".join(map(json.dumps, [*bodies, {"inputs": 5}])).encode()
+        *answers, fault = served.ask((lines, "application/jsonlines"))
+        assert "error" in fault
+        for answer, body in zip(answers, bodies, strict=True):
+            assert_close(strip_ids(answer), strip_ids(served.ask(body)))
+
+
+def strip_ids(answer: Any) -> Any:
+    if not isinstance(answer, dict):
+        return answer
+    return {name: value for name, value in answer.items() if name not in ("id", "created")}
+
+
+def test_the_costs_of_a_bodys_lines_add_up(
+    writer: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds.Bound.WRITTEN, "most", 10)
+    lines = [{"inputs": TEXT, "max_new_tokens": 4, "seed": seed} for seed in range(3)]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    *answers, refused = writer.ask((body, "application/jsonlines"))
+    assert len(answers) == 2
+    assert refused["error"]["code"] == "too_costly" and "12 tokens" in refused["error"]["message"]
+
+
+def test_rankings_have_the_bodies_of_other_servers_at_every_route(ranker: Handlers) -> None:
+    expected = ranker.post("/v1/rerank", {"query": "who", "documents": TEXTS})["results"]
+    body = {"model": "m", "query": "who", "documents": [{"text": text} for text in TEXTS]}
+    for path in ("/rerank", "/v2/rerank", "/invocations"):
+        assert_close(ranker.post(path, body)["results"], expected)
+    nested = ranker.ask({"inputs": {"query": "who", "documents": TEXTS}})
+    assert_close(nested, ranker.ask({"inputs": {"query": "who", "texts": TEXTS}}))
+
+
+def test_the_body_decides_only_where_it_is_plain() -> None:
+    traits = ModelTraits(texts=["inputs", "input"])
+
+    def route(body: dict[str, Any]) -> str:
+        return exchange.route_of(body, traits)
 
     assert route({"input": "a", "model": "m"}) == "/v1/embeddings"
     assert route({"prompt": "a"}) == "/v1/completions"
     assert route({"inputs": "a", "parameters": {"prompt": "b"}}) == ""
-    assert route({"inputs": 'a "messages" b'}) == ""
-    with pytest.raises(BadRequest, match="different APIs"):
+    assert route({"input": "a"}) == ""
+    with pytest.raises(Fault, match="different APIs"):
         route({"prompt": "a", "messages": []})
-    with pytest.raises(UnsupportedContentType, match="text/csv"):
-        request_reader.read(b"a", "text/csv", "/embed")
-    with pytest.raises(BadRequest, match="not valid JSON"):
-        request_reader.read(b'{"messages": NaN}', "application/json", "/invocations")
+    with pytest.raises(Fault, match="text/csv"):
+        exchange.read("/embed", b"a", "text/csv", traits)
+    with pytest.raises(Fault, match="not valid JSON"):
+        exchange.read("/invocations", b'{"messages": NaN}', "application/json", traits)
 
 
-def test_each_task_shows_the_form_of_its_spec() -> None:
+def test_each_task_shows_the_form_of_its_spec_and_names_routes_that_the_server_has() -> None:
     for name, served in SERVED.items():
+        assert {*served.routes} <= {*routes.CLIENTS}, name
         load = resolve(served.load)
         task = getattr(load, "__self__", embedder.TokenFeatures)
         if name != "sentence-similarity":
@@ -244,9 +298,6 @@ def test_each_task_shows_the_form_of_its_spec() -> None:
 def test_a_description_says_the_task_the_form_and_the_routes(
     vectors: Any, labels: Any, ranker: Any, tmp_path: Path
 ) -> None:
-    environ = {"HF_MODEL_ID": "someone/some-model"}
-    assert openai.served_name(environ) == "someone/some-model"
-    assert openai.served_name({**environ, "AMPHORA_MODEL_NAME": "mine"}) == "mine"
     described = labels.model.describe()
     assert (described["form"], described["routes"]) == ("pair", ["/predict"])
     assert described["architecture"] == "BertForSequenceClassification"
@@ -267,8 +318,8 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
 @pytest.mark.parametrize(("name", "path", "body", "words", "param"), [
     ("writer", "/generate", {"inputs": [TEXT]}, "Send", "inputs"),
     ("writer", "/generate", {"inputs": TEXT, "parameters": {"stream": True}}, "stream", "stream"),
-    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "grammar", None),
-    ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "grammar", "grammar"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", "watermark"),
     ("writer", "/v1/completions", {"prompt": "a", "logit_bias": {"9": 1}}, "logit_bias", "logit_bias"),
     ("writer", "/v1/completions", {"prompt": "a", "n": 2, "stream": True}, "Only one text", None),
     ("writer", "/v1/completions", {"prompt": ["a", "b"], "stream": True}, "Only one text", None),
@@ -292,11 +343,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
     ("vectors", "/v1/embeddings", {"input": [[1, 5]]}, "check_embedding_ctx_length=False", "input"),
     ("vectors", "/v1/embeddings", {"input": ["a", ""]}, "empty", "input"),
     ("vectors", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "base64", "encoding_format"),
-    ("vectors", "/embed", {"inputs": "a", "pooling": "cls", "normalize": 1}, "normalize is 1", "pooling"),
+    ("vectors", "/embed", {"inputs": "a", "pooling": "cls", "normalize": 1}, "'pooling' is not supported", "pooling"),
     ("vectors", "/embed", {"inputs": ["good " * 90], "truncate": False}, "longer than the 48", None),
     ("vectors", "/invocations", CHAT, "/v1/chat/completions", None),
     ("writer", "/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens is 9", None),
-    ("ranker", "/v1/rerank", {"query": "a", "texts": ["b"]}, "documents is not there", "texts"),
+    ("ranker", "/v1/rerank", {"query": "a", "texts": ["b"]}, "documents is missing", "texts"),
     ("ranker", "/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "top_n"),
     ("labels", "/predict", {"inputs": "a", "truncate": 1}, "truncate is 1", "truncate"),
 ])  # fmt: skip

@@ -19,9 +19,9 @@ from PIL import Image
 from scipy import sparse
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.backend.requests import serialization
-from recipe.backend.requests.accept import NotAcceptable
-from recipe.backend.requests.serialization import Unencodable, encode
+from amphora.serving.api import write
+from amphora.serving.api.write import Unencodable, encode
+from amphora.serving.protocol.media_types import Fault
 
 JSON, LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT = "application/x-npy", "text/plain"
@@ -98,9 +98,9 @@ def test_what_cannot_be_written_or_accepted_is_refused() -> None:
     endless.append(endless)
     with pytest.raises(Unencodable, match="cannot be written as JSON"):
         encode(endless, JSON)
-    with pytest.raises(NotAcceptable, match="text/html") as caught:
+    with pytest.raises(Fault, match="text/html") as caught:
         encode([1], "text/html")
-    assert caught.value.status_code == 406
+    assert caught.value.status == 406
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_npy_holds_the_array(value: Any, dtype: str, shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [[1], [2, 3]], [None, "x"], [{"a": 1}]])
 def test_what_is_no_array_is_no_npy(value: Any) -> None:
-    with pytest.raises(NotAcceptable, match="not an array"):
+    with pytest.raises(Fault, match="not an array"):
         encode(value, NPY)
     assert encode(value, f"{NPY}, application/json;q=0.1")[1] == JSON
 
@@ -206,7 +206,7 @@ def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    assert json.loads(body, parse_constant=refuse) == serialization.plain(value)
+    assert json.loads(body, parse_constant=refuse) == write.plain(value)
 
 
 @settings(max_examples=50)

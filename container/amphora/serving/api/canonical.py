@@ -1,0 +1,171 @@
+"""The two values that a request becomes, whatever its API: texts to encode, or prompts to continue.
+
+Generation has the keys of OpenAI's API, and vLLM's extensions of it, so that vLLM and the recipe's
+own generation take the same settings. A prediction is a dict of plain values:
+
+- `entries`, one for each input; `single`, if a list of one entry stands for it; `faults`, error
+  messages by the positions of invalid inputs; positions of `truncated` ones;
+- the entry of a prompt is a list of texts, `{"text", "finish", "tokens"}`, where the tokens have
+  `id`, `text`, `special` and `logprob`; a stream is an iterator over such a text, each time with
+  its last token alone, what it `added`, and `prompt_tokens`;
+- `tokens`, those of all inputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from amphora.serving.protocol.media_types import bad_request
+
+LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
+"""How a text ends, in the words of TGI's API."""
+TEXT_KEY = "inputs"
+EXAMPLE = (
+    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the image in base64"} for '
+    "a model of images."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTraits:
+    """What the API layer knows of a model."""
+
+    name: str = "model"
+    routes: Collection[str] = ()
+    """The routes of clients' APIs that it answers."""
+    texts: Sequence[str] = (TEXT_KEY,)
+    """Keys and columns that hold a text."""
+    pairs: Sequence[tuple[str, str]] = ()
+    """Keys and columns that hold two texts together."""
+    columns: Sequence[str] = ()
+    """The text columns of its training data."""
+    settings: Collection[str] = ()
+    """The keys of OpenAI's API that it generates by; empty if it encodes."""
+    passed: Mapping[str, str] = field(default_factory=dict)
+    """Routes of OpenAI's API, by a key of their bodies, whose bodies and answers pass unchanged."""
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> ModelTraits:
+        """Return what a handler's `describe_fn` says of its model's `bodies`."""
+        shared = ("routes", "columns")
+        known = {name: description[name] for name in shared if name in description}
+        name = description.get("model", "model")
+        return cls(name=name, **known, **description.get("bodies", {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiRequest:
+    """What all requests to a model have."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that the client has given to parameters, by their names here."""
+    streams: bool = False
+    """Whether the answer is a stream."""
+
+    def renamed(self, message: str) -> str:
+        """Return an error's message with the names that the client has given."""
+        for key, name in self.names.items():
+            message = re.sub(rf"\b{key}\b", name, message)
+        return message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode(ApiRequest):
+    """Inputs that a model reads."""
+
+    inputs: Sequence[Any]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    single: bool = False
+    """Whether the body has one input that is not in a list."""
+    records: bool = False
+    """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
+    form: Callable[[Mapping[str, Any]], Any] | None = None
+    """Makes the API's document of a prediction; None: the answer is a list of entries, in any type
+    that the client accepts."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the request as plain values, for a handler."""
+        names = ("inputs", "parameters", "single", "records")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(ApiRequest):
+    """Prompts that a model continues: texts, lists of token ids, or conversations."""
+
+    prompts: Sequence[Any]
+    settings: dict[str, Any]
+    """By OpenAI's keys. Those that are missing are the model's."""
+    api: Any
+    """Writes the answer: `tgi.GeneratedTexts` or `openai.OpenAiTexts`."""
+    usual_tokens: int
+    """New tokens, if the settings have no number and the model has so many positions left."""
+    single: bool = True
+    """Whether the prompt is not in a list."""
+    continues: bool = False
+    """Whether a conversation's final message of the assistant is continued."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the request as plain values, for a handler."""
+        return {
+            "inputs": self.prompts, "parameters": self.settings, "usual_tokens": self.usual_tokens,
+            "continues": self.continues, "single": self.single,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed(ApiRequest):
+    """A body of OpenAI's API for an engine that answers this API itself."""
+
+    route: str
+    body: dict[str, Any]
+
+
+AnyRequest = Encode | Generate | Passed
+
+
+def is_conversation(value: Any) -> bool:
+    """Return whether a JSON value is a list of messages, which is one input."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(message, dict) and {"role", "content"} <= set(message) for message in value
+        )
+    )
+
+
+def check_flags(values: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise Fault (400) for a value that is neither true nor false."""
+    for name in names:
+        if name in values and not isinstance(values[name], bool):
+            raise bad_request(f"{name} is {values[name]!r}: give true or false.", name)
+
+
+def check_keys(route: str, body: Any, needed: Collection[str], others: Collection[str]) -> Any:
+    """Return the keys of a route's body that are not null. Raise Fault (400) with the first invalid
+    key, for keys that are missing or unknown; the message names all."""
+    if not isinstance(body, dict):
+        raise bad_request(f"The body is not an object with {', '.join(sorted(needed))}.")
+    body = {name: value for name, value in body.items() if value is not None}
+    known = {*needed, *others}
+    unknown = [name for name in body if name not in known]
+    missing = [name for name in sorted(needed) if name not in body]
+    wrong = [f"{name} is missing" for name in missing]
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        takes = f"{route} takes {', '.join(sorted(known))}"
+        wrong.insert(0, f"{', '.join(map(repr, unknown))} {verb} not supported; {takes}")
+    if wrong:
+        raise bad_request(". ".join(wrong) + ".", [*unknown, *missing][0])
+    return body
+
+
+def error_entry(message: str, code: str = "bad_request") -> dict[str, Any]:
+    """Return the answer to an invalid record."""
+    return {"error": {"code": code, "message": message}}

@@ -1,0 +1,286 @@
+"""Reads the body of a request of any API as one or several requests to a model, and writes the
+answer that follows from its predictions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from amphora.serving.api import huggingface, media, openai, tei, tgi, write
+from amphora.serving.api.canonical import (
+    EXAMPLE,
+    AnyRequest,
+    Encode,
+    Generate,
+    ModelTraits,
+    Passed,
+    error_entry,
+)
+from amphora.serving.protocol import routes
+from amphora.serving.protocol.media_types import Fault, bad_request
+
+# Routes by a key of their bodies, for bodies without `inputs`.
+_KEYS = {"messages": routes.CHAT, "prompt": routes.COMPLETIONS, "input": routes.EMBEDDINGS}
+_READERS: Mapping[str, Callable[[str, Any, ModelTraits], AnyRequest]] = {
+    **dict.fromkeys((routes.CHAT, routes.COMPLETIONS, routes.EMBEDDINGS), openai.read),
+    **dict.fromkeys((*routes.TEI, *routes.RANKING), tei.read),
+    **dict.fromkeys(
+        routes.TGI,
+        lambda route, document, model: huggingface.read_document(
+            document, model, route, is_tgi=True
+        ),
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class Exchange:
+    """The requests of one body, and what is known of their answers."""
+
+    requests: list[AnyRequest]
+    records: list[tuple[int, int | None] | Fault] | None = None
+    """For each line of JSON Lines or row of CSV the index of its request, and the number of its
+    inputs if they are a list; or why it was refused. None for other bodies."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """The headers X-Amphora-*, which list positions of inputs or records."""
+
+    def write(
+        self, predictions: Sequence[Any], accept: str, pause: Callable[[], None] = lambda: None
+    ) -> tuple[bytes | Iterator[bytes], str]:
+        """Return the answer's body and type.
+
+        Args:
+            predictions: For each request its prediction, an iterator if it streams, or a Fault.
+            accept: The Accept header.
+            pause: Called within long answers.
+
+        Raises:
+            Fault: No record was answered, or no accepted type can hold the answer.
+            Unencodable: The answer contains NaN or infinity.
+        """
+        if self.records is not None:
+            return write.entries(self._records_of(predictions), accept, pause=pause)
+        ((request, prediction),) = zip(self.requests, predictions, strict=True)
+        if isinstance(prediction, Fault):
+            raise prediction
+        if isinstance(request, Passed):
+            return write.document(prediction, pause)
+        if isinstance(request, Generate):
+            if request.streams:
+                kind = self.stream_type(accept)
+                return write.stream(request.api.events(prediction), kind), kind
+            document, single = request.api.document(prediction), request.single
+            if request.api.is_document:
+                return write.document(document, pause)
+            self._note(Unfinished=tgi.unfinished_prompts(prediction["entries"]))
+            return write.entries(document, accept, single=single, pause=pause)
+        self._note(Truncated=prediction.get("truncated", ()))
+        if request.form is not None:
+            return write.document(request.form(prediction), pause)
+        single = prediction.get("single", False)
+        return write.entries(prediction["entries"], accept, single=single, pause=pause)
+
+    def stream_type(self, accept: str) -> str:
+        """Return the type of the only request's stream. Raise Fault (406) if none is accepted."""
+        (request,) = self.requests
+        if not isinstance(request, Generate):
+            return media.EVENTS
+        api = request.api
+        return write.stream_type(accept, api.kinds, is_document=api.is_document)
+
+    def _records_of(self, predictions: Sequence[Any]) -> list[Any]:
+        """Return the answer to each record. Raise Fault if all were refused."""
+        assert self.records is not None
+        notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
+        rest = [
+            _entries_of(request, prediction)
+            for request, prediction in zip(self.requests, predictions, strict=True)
+        ]
+        answers: list[Any] = []
+        for index, record in enumerate(self.records):
+            if isinstance(record, Fault):
+                answers.append(_entry_of_fault(record))
+                notes["Failed"].append(index)
+                continue
+            number, count = record
+            some = list(itertools.islice(rest[number], count or 1))
+            for note in {note for _, names in some for note in names}:
+                notes[note].append(index)
+            entries = [entry for entry, _ in some]
+            answers.append(entries[0] if count is None else entries)
+        if len(notes["Failed"]) == len(answers):
+            faults = [r for r in self.records if isinstance(r, Fault)]
+            faults += [p for p in predictions if isinstance(p, Fault)]
+            first = faults[0]
+            raise Fault(first.status, first.code, _advised(first), first.param) from first.__cause__
+        self._note(**notes)
+        return answers
+
+    def _note(self, **positions: Collection[int]) -> None:
+        for name, indices in positions.items():
+            if indices:
+                self.headers[f"X-Amphora-{name}"] = ",".join(map(str, indices))
+
+
+def _entries_of(request: AnyRequest, prediction: Any) -> Iterator[tuple[Any, set[str]]]:
+    """Yield the answer to each of a request's inputs, with the headers that list it."""
+    if isinstance(prediction, Fault):
+        yield from itertools.repeat((_entry_of_fault(prediction), {"Failed"}))
+    elif isinstance(request, Passed):
+        yield prediction, set()
+    elif isinstance(request, Generate):
+        names = {"Unfinished"} if tgi.unfinished_prompts(prediction["entries"]) else set()
+        document = request.api.document(prediction)
+        is_one = request.single and not request.api.is_document
+        yield document[0] if is_one else document, names
+    elif request.form is not None or huggingface.is_ranking(request):
+        names = {"Truncated"} if prediction["truncated"] else set()
+        yield (request.form or _as_entries)(prediction), names
+    else:
+        faults, truncated = prediction["faults"], set(prediction["truncated"])
+        entries = enumerate(prediction["entries"])
+        for index in range(len(request.inputs)):
+            if index in faults:
+                yield error_entry(faults[index]), {"Failed"}
+            else:
+                position, entry = next(entries)
+                yield entry, {"Truncated"} if position in truncated else set()
+
+
+def _advised(fault: Fault) -> str:
+    """Return the message about a record, with what a batch transform does for an identifier."""
+    if not (fault.param or "").lower().endswith("id"):
+        return str(fault)
+    return (
+        f"{fault} Keep {fault.param!r} from the model by SageMaker's InputFilter, and join it to"
+        " the answer by JoinSource."
+    )
+
+
+def _entry_of_fault(fault: Fault) -> dict[str, Any]:
+    return error_entry(_advised(fault), fault.code)
+
+
+def _as_entries(prediction: Mapping[str, Any]) -> Any:
+    return prediction["entries"]
+
+
+def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exchange:
+    """Read a body in Hugging Face's form, OpenAI's, TEI's or TGI's.
+
+    Raises Fault: 415 for an unknown content type, 400 for a wrong body.
+    """
+    kind = media.media_type(content_type)
+    if route in _READERS or route in model.passed.values():
+        if kind != media.JSON:
+            raise media.unsupported(f"{route} takes {media.JSON}, not {content_type!r}.")
+        return Exchange(requests=[_read_route(route, huggingface.read_json(body), model)])
+    if kind.startswith("image/"):
+        return Exchange(requests=[huggingface.read_image(body)])
+    known = (media.JSON, media.JSON_LINES, media.CSV, media.TEXT)
+    if kind not in known:
+        raise media.unsupported(
+            f"Content-Type {content_type!r} is not supported. Send {', '.join(known)}, or an "
+            "image if the model's task reads them."
+        )
+    media.check_utf8(content_type)
+    if kind == media.JSON_LINES:
+        lines = huggingface.read_lines(body, lambda line: _read_any(line, model))
+        return _gather(lines)
+    if kind == media.CSV:
+        return _read_csv(body, content_type, model)
+    if kind == media.TEXT:
+        return Exchange(requests=[huggingface.read_text(body, model)])
+    return Exchange(requests=[_read_any(body, model)])
+
+
+def _read_any(body: bytes, model: ModelTraits) -> AnyRequest:
+    """Read a JSON body by the keys that it has."""
+    document = huggingface.read_json(body)
+    if isinstance(document, dict) and (route := route_of(document, model)):
+        return _read_route(route, document, model)
+    return huggingface.read_document(document, model)
+
+
+def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
+    """Read a body of a route. Raise Fault (400) if the model does not answer it, or the body is
+    invalid."""
+    if route in model.passed.values():
+        if not isinstance(document, dict):
+            raise bad_request("The body is not an object.")
+        return Passed(route=route, body=document, streams=bool(document.get("stream")))
+    # Without a chat template, the model itself raises the error.
+    if (
+        not model.passed
+        and route not in model.routes
+        and not (route == routes.CHAT and model.settings)
+    ):
+        known = ", ".join(model.routes)
+        answered = f"answers {known}" if known else "answers none of these APIs"
+        raise bad_request(f"The body is one of {route}, but this model {answered}.")
+    return _READERS[route](route, document, model)
+
+
+def route_of(document: Mapping[str, Any], model: ModelTraits) -> str:
+    """Return the route of OpenAI's or Jina's API for a body; empty for bodies of other APIs. Raise
+    Fault (400) if it has keys of several routes."""
+    if "inputs" in document:
+        return ""
+    if {"query", "documents"} <= set(document) and not model.settings:
+        return routes.RERANK_1
+    keys = model.passed or _KEYS
+    named = [key for key in keys if key in document]
+    # `input` without `model` may name a text in Hugging Face's form.
+    if named == ["input"] and "model" not in document and "input" in model.texts:
+        return ""
+    if len(named) > 1:
+        both = " and ".join(named)
+        raise bad_request(f"The body has {both}, which belong to different APIs: keep one.")
+    return keys[named[0]] if named else ""
+
+
+def _read_csv(body: bytes, content_type: str, model: ModelTraits) -> Exchange:
+    rows = huggingface.read_csv(body, content_type, model)
+    inputs = [row for row in rows if not isinstance(row, Fault)]
+    if inputs and not model.settings:
+        # The same as below, in a tenth of the time.
+        records: list[tuple[int, int | None] | Fault]
+        records = [row if isinstance(row, Fault) else (0, None) for row in rows]
+        return Exchange(requests=[Encode(inputs=inputs, records=True)], records=records)
+    return _gather(
+        [
+            row if isinstance(row, Fault) else huggingface.read_document({"inputs": row}, model)
+            for row in rows
+        ]
+    )
+
+
+def _gather(lines: Sequence[AnyRequest | Fault]) -> Exchange:
+    """Return the exchange of records: those of equal parameters are one request."""
+    requests: list[AnyRequest] = []
+    records: list[tuple[int, int | None] | Fault] = []
+    alike: dict[str, int] = {}
+    for line in lines:
+        if isinstance(line, Fault):
+            records.append(line)
+            continue
+        if not isinstance(line, Encode) or line.form is not None or huggingface.is_ranking(line):
+            records.append((len(requests), None))
+            requests.append(line)
+            continue
+        key = json.dumps(line.parameters, sort_keys=True)
+        if key not in alike:
+            alike[key] = len(requests)
+            requests.append(replace(line, inputs=[], single=False, records=True))
+        index = alike[key]
+        requests[index].inputs.extend(line.inputs)  # type: ignore[union-attr]
+        records.append((index, None if line.single else len(line.inputs)))
+    if not requests:
+        raise next(
+            (r for r in records if isinstance(r, Fault)),
+            bad_request(f"The request holds no inputs. {EXAMPLE}"),
+        )
+    return Exchange(requests=requests, records=records)

@@ -1,0 +1,304 @@
+"""OpenAI's API for models that the recipe computes: chats, completions and embeddings.
+
+Unsupported keys are refused by name, since an answer that ignored them would look correct. vLLM
+takes these bodies unchanged.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from amphora.serving.api.canonical import (
+    LENGTH,
+    Encode,
+    Generate,
+    ModelTraits,
+    check_flags,
+    check_keys,
+)
+from amphora.serving.api.media import EVENTS
+from amphora.serving.protocol.media_types import bad_request
+from amphora.serving.protocol.routes import CHAT, EMBEDDINGS
+
+_CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
+"""Default numbers of new tokens; the second is the API's default."""
+REMARKS = {
+    "model", "user", "safety_identifier", "prompt_cache_key", "metadata", "service_tier",
+    "prompt_cache_retention",
+}  # fmt: skip
+"""Keys about the client, storage or billing, which do not change the answer."""
+_IDLE: Mapping[str, Sequence[Any]] = {
+    "best_of": [1], "modalities": [["text"]], "use_beam_search": [False], "ignore_eos": [False],
+    "skip_special_tokens": [True], "echo": [False], "store": [False], "suffix": [""], "min_p": [0],
+    "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}], "logprobs": [False],
+    "top_logprobs": [0], "length_penalty": [1],
+}  # fmt: skip
+"""Keys that are not supported, with the values that change nothing."""
+_SETTINGS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed",
+             "repetition_penalty")  # fmt: skip
+_STREAMS = ("stream", "stream_options")
+_CHAT_KEYS = ("max_completion_tokens", "response_format", "tools", "functions", "tool_choice",
+              "parallel_tool_calls")  # fmt: skip
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
+    """Return the request of a body of one of the API's routes. Raise Fault (400) for keys that are
+    unknown or unsupported, or have wrong values."""
+    if route == EMBEDDINGS:
+        return _read_embeddings(document, model)
+    is_chat = route == CHAT
+    needed = "messages" if is_chat else "prompt"
+    others = {*REMARKS, *_IDLE, *_SETTINGS, *_STREAMS, *(_CHAT_KEYS if is_chat else ())}
+    body = check_keys(route, document, {needed}, others)
+    check_flags(body, ("stream", "parallel_tool_calls"))
+    idle = {**_IDLE, "functions": [[]], "response_format": [{"type": "text"}],
+            "tool_choice": ["none", "auto"]}  # fmt: skip
+    for name, values in idle.items():
+        if name in body and not any(_are_same(body[name], value) for value in values):
+            shown = " or ".join(map(json.dumps, values))
+            raise bad_request(f"{name} is {json.dumps(body[name])[:60]}: give {shown}.", name)
+    if body.get("tools") and body.get("tool_choice") != "none":
+        message = 'tools are not supported: leave them out, or give tool_choice "none".'
+        raise bad_request(message, "tools")
+    if {"max_tokens", "max_completion_tokens"} <= set(body):
+        raise bad_request("max_tokens and max_completion_tokens mean the same: give one of them.")
+    prompts = [_messages(body["messages"])] if is_chat else _prompts(body["prompt"])
+    settings = {name: body[name] for name in _SETTINGS if name in body}
+    if "max_completion_tokens" in body:
+        settings["max_tokens"] = body["max_completion_tokens"]
+    if (
+        isinstance(settings.get("temperature", 1), (int, float))
+        and settings.get("temperature", 1) > 2
+    ):
+        raise bad_request(
+            f"temperature is {settings['temperature']}: give at most 2.", "temperature"
+        )
+    # The API's defaults replace those of the model's generation_config.json.
+    settings = {"temperature": 1.0, "top_p": 1, "top_k": 0, **settings}
+    if settings["top_k"] == -1:
+        settings["top_k"] = 0
+    usage = _includes_usage(body)
+    if body.get("stream"):
+        settings["stream"] = True
+    stop = settings.get("stop", [])
+    api = OpenAiTexts(
+        name=model.name, is_chat=is_chat, has_usage=usage,
+        stops=[stop] if isinstance(stop, str) else stop,
+    )  # fmt: skip
+    usual = _CHAT_TOKENS if is_chat else _COMPLETION_TOKENS
+    return Generate(
+        prompts=prompts, settings=settings, api=api, usual_tokens=usual,
+        streams=settings.get("stream", False),
+    )  # fmt: skip
+
+
+def _are_same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _includes_usage(body: Mapping[str, Any]) -> bool:
+    """Return whether a stream ends with its usage. Raise Fault (400) for other stream_options."""
+    options = body.get("stream_options", {})
+    flags = {"include_usage", "include_obfuscation"}
+    if (
+        not isinstance(options, dict)
+        or not set(options) <= flags
+        or not all(isinstance(flag, bool) for flag in options.values())
+        or options.get("include_obfuscation")
+    ):
+        raise bad_request(
+            f"stream_options is {json.dumps(options)[:60]}: give an object with"
+            ' "include_usage": obfuscation is not supported.',
+            "stream_options",
+        )
+    if "stream_options" in body and not body.get("stream"):
+        raise bad_request("stream_options needs stream: true.", "stream_options")
+    return bool(options.get("include_usage"))
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value:
+        raise bad_request(
+            f"messages is {json.dumps(value)[:60]}: give a list of messages.", "messages"
+        )
+    messages = []
+    for index, message in enumerate(value):
+        key = f"messages[{index}]"
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise bad_request(
+                f"{key} is {json.dumps(message)[:60]}: give"
+                f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.',
+                key,
+            )
+        given = {name: value for name, value in message.items() if value not in (None, [])}
+        if extra := sorted(set(given) - {"role", "content", "name", "refusal", "annotations"}):
+            raise bad_request(f"{key} has {', '.join(extra)}, which is not supported.", key)
+        if "content" not in given:
+            raise bad_request(f"{key} has no content.", key)
+        # Chat templates know OpenAI's role "developer" as "system".
+        role = "system" if given["role"] == "developer" else given["role"]
+        names = ("content", "name")
+        messages.append({"role": role, **{name: given[name] for name in names if name in given}})
+    return messages
+
+
+def _are_ids(value: Any) -> bool:
+    """Return whether a JSON value is a list of token ids."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(number) is int and 0 <= number < 1 << 31 for number in value)
+    )
+
+
+def _prompts(value: Any) -> list[Any]:
+    prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
+    if not prompts or not all(isinstance(part, str) or _are_ids(part) for part in prompts):
+        raise bad_request(
+            f"prompt is {json.dumps(value)[:60]}: give a text, a list of token ids, or a list of"
+            " these.",
+            "prompt",
+        )
+    return prompts
+
+
+def _read_embeddings(document: Any, model: ModelTraits) -> Encode:
+    body = check_keys(EMBEDDINGS, document, {"input"}, {*REMARKS, "encoding_format", "dimensions"})
+    texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+        raise bad_request(
+            f"input is {json.dumps(body['input'])[:60]}: give a text or a list of texts, not token"
+            " ids (LangChain: check_embedding_ctx_length=False).",
+            "input",
+        )
+    if not all(texts):
+        raise bad_request("A text of the input is empty.", "input")
+    encoding = body.get("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise bad_request(
+            f"encoding_format is {encoding!r}: give float or base64.", "encoding_format"
+        )
+    parameters: dict[str, Any] = {"normalize": True}
+    if "dimensions" in body:
+        parameters["dimensions"] = body["dimensions"]
+
+    def form(prediction: Mapping[str, Any]) -> dict[str, Any]:
+        vectors = prediction["entries"]
+        if encoding == "base64":  # of little-endian float32
+            packed = [struct.pack(f"<{len(vector)}f", *vector) for vector in vectors]
+            vectors = [base64.b64encode(data).decode() for data in packed]
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ]
+        tokens = prediction["tokens"]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    return Encode(inputs=texts, parameters=parameters, form=form)
+
+
+@dataclass
+class ShownText:
+    """Holds back the end of a stream while it may be the beginning of a stop text."""
+
+    stops: Sequence[str]
+    held: str = ""
+
+    def show(self, piece: str, *, is_last: bool) -> str:
+        """Add a generated piece, and return the text that can be shown now."""
+        self.held += piece
+        safe = _first_stop(self.held, self.stops)
+        if safe == len(self.held) and not is_last:
+            for stop in self.stops:
+                for size in range(1, min(len(stop), len(self.held) + 1)):
+                    if self.held.endswith(stop[:size]):
+                        safe = min(safe, len(self.held) - size)
+        shown, self.held = self.held[:safe], self.held[safe:]
+        return shown
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> int:
+    """Return the position of the first stop text, or the length of the text without one."""
+    positions = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return min(positions, default=len(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenAiTexts:
+    """Writes generated texts as the API's document, or as a stream of its chunks."""
+
+    name: str
+    """The model's."""
+    is_chat: bool
+    stops: Sequence[str]
+    has_usage: bool
+    """Whether a stream ends with its usage."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    is_document = True
+    kinds = (EVENTS,)
+
+    def document(self, prediction: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document of all texts."""
+        choices: list[dict[str, Any]] = []
+        generated = 0
+        for text in (text for texts in prediction["entries"] for text in texts):
+            shown = text["text"][: _first_stop(text["text"], self.stops)]
+            message = {"role": "assistant", "content": shown, "refusal": None}
+            choice = {"message": message} if self.is_chat else {"text": shown}
+            choices.append(_entry(len(choices), choice, text["finish"]))
+            generated += len(text["tokens"])
+        usage = _usage(prediction["tokens"], generated)
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage}
+
+    def events(self, texts: Iterator[Mapping[str, Any]]) -> Iterator[Any]:
+        """Yield the chunks of the only text."""
+        head = self._head("chat.completion.chunk")
+        state = ShownText(self.stops)
+        generated = read = 0
+
+        def chunk(delta: Mapping[str, Any], finish: str = "") -> Any:
+            choice = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
+            entry = _entry(0, choice, finish)
+            return {**head, "choices": [entry], **({"usage": None} if self.has_usage else {})}
+
+        for text in texts:
+            # The first token comes first, since an error after the first chunk breaks the stream.
+            if self.is_chat and not generated:
+                yield chunk({"role": "assistant", "content": "", "refusal": None})
+            generated, read = generated + 1, text["prompt_tokens"]
+            if shown := state.show(text["added"], is_last=bool(text["finish"])):
+                yield chunk({"content": shown})
+            if text["finish"]:
+                yield chunk({}, text["finish"])
+        if self.has_usage:
+            yield {**head, "choices": [], "usage": _usage(read, generated)}
+        yield "[DONE]"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": ("chatcmpl-" if self.is_chat else "cmpl-") + self.id,
+            "object": kind if self.is_chat else "text_completion",
+            "created": self.created,
+            "model": self.name,
+            "system_fingerprint": None,
+        }
+
+
+def _entry(index: int, choice: Mapping[str, Any], finish: str) -> dict[str, Any]:
+    reason = None if not finish else "length" if finish == LENGTH else "stop"
+    return {"index": index, **choice, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(read: int, generated: int) -> dict[str, int]:
+    total = read + generated
+    return {"prompt_tokens": read, "completion_tokens": generated, "total_tokens": total}
