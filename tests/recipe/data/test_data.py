@@ -193,9 +193,12 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [
     *("a (1).csv", "a - Copy.csv", "a copy 2.csv", "a(2).csv", "a_old.csv", "a.csv.1", "a-backup.csv"),
     *("a.old.csv", "a_copy (2).csv", "a Original.csv", "old_a.csv", "Copy of a.csv"),
+    *("a - Kopie.csv", "Kopie von a.csv", "a (copy).csv", "a.csv.2024-05-01", "a.csv.rej", "a~.csv"),
+    *("a_backup_2024.csv", "a.csv:Zone.Identifier", "backup/a.csv"),
 ])  # fmt: skip
 def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
     for index, file in enumerate((name, "part (2).csv", "part (3).csv")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(delimited(ROWS[index:], ","))
     assert len(load({"train": tmp_path}).train) > 60, "no file is called as the copied one"
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
@@ -204,7 +207,7 @@ def test_a_copy_is_refused_and_a_part_is_not(tmp_path: Path, name: str) -> None:
 
 
 def test_a_file_with_the_bytes_of_another_is_read_once(tmp_path: Path) -> None:
-    firsts = {"train/a.csv": 0, "train/b.csv": 9, "train/backup/a.csv": 0, "train/z.csv": 0}
+    firsts = {"train/a.csv": 0, "train/b.csv": 9, "train/more/a.csv": 0, "train/z.csv": 0}
     for name, first in {**firsts, "test.csv": 0}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(delimited(ROWS[first:], ","))
@@ -212,7 +215,7 @@ def test_a_file_with_the_bytes_of_another_is_read_once(tmp_path: Path) -> None:
     assert [len(splits.train), len(splits.evaluation)] == [51, 30], "the test data is whole"
     lines = [note for note in splits.notes if "the same bytes as" in note]
     assert [line.split(" is not used")[0] for line in lines] == [
-        str(tmp_path / "train" / name) for name in ("backup/a.csv", "z.csv")
+        str(tmp_path / "train" / name) for name in ("more/a.csv", "z.csv")
     ]
 
 

@@ -32,12 +32,16 @@ _CLASSES = re.compile(
 )
 TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
+_COPY_WORDS = (
+    "copy|kopie|copie|copia|c[oó]pia|kopia|old|backup|bak|orig|original|tmp|temp|checkpoint|archive"
+)
 _COPY = re.compile(
-    r"(.+?)(?: ?\(\d+\)|[ _.-]+(?:copy|old|backup|bak|orig|original)(?: ?\(?\d+\)?)?)((?:\.\w+)*)"
-    r"|(.+\.\w+)\.\d+|(?:old|backup|copy(?: of)?)[ _.-]+(.+)",
+    rf"(.+?)(?: ?\(\d+\)|[ _.–-]+\(?(?:{_COPY_WORDS})\)?(?:[ _.-]?\(?[\d-]+\)?)?|~)((?:\.\w+)*)"  # noqa: RUF001
+    r"|(.+?\.(?:csv|tsv|txt|jsonl?|ndjson|parquet))\W.*"
+    rf"|(?:{_COPY_WORDS})(?: of| von| de)?[ _.–-]+(.+)",  # noqa: RUF001
     re.IGNORECASE,
 )
-"""The names that browsers, Windows, macOS, log rotation and people give to copies."""
+"""The names that browsers, editors, log rotation, several systems and people give to copies."""
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
@@ -79,12 +83,15 @@ def scan(path: Path, images: bool = False) -> Sources:
     """
     sources = Sources()
     _scan(path, sources, (), images)
+    paths = set(sources.data)
     for file in sources.data:
         copied = _COPY.fullmatch(file.name)
-        original = (
-            file.with_name(copied[3] or copied[4] or copied[1] + copied[2]) if copied else file
-        )
-        if copied and original in sources.data:
+        original = file
+        if copied:
+            original = file.with_name(copied[3] or copied[4] or copied[1] + copied[2])
+        elif re.fullmatch(_COPY_WORDS, file.parent.name, re.IGNORECASE):
+            original = file.parent.parent / file.name
+        if original != file and original in paths:
             raise DataError(
                 (
                     f"{file} seems to be a copy of {original.name}, so that its rows would be read "
