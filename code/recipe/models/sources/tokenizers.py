@@ -128,10 +128,13 @@ def match_file(
     is_usual = kind.__module__.startswith("transformers.")
     if not is_usual or (path := find_file(location, FILE, options)) is None:
         return tokenizer
-    settings = {name: value for name, value in options.items() if name in _EXPLICIT}
-    for name in _SETTINGS:
-        if settings_file := find_file(location, name, options):
-            settings = {**json.loads(settings_file.read_text("utf-8")), **settings}
+    contents = {
+        name: json.loads(settings_file.read_text("utf-8"))
+        for name in _SETTINGS
+        if (settings_file := find_file(location, name, options))
+    }
+    given = {name: value for name, value in options.items() if name in _EXPLICIT}
+    settings = {**contents, **contents.get(_SETTINGS[0], {}), **given}
     file = Tokenizer.from_file(str(path))
     probe = [*_PROBE, *_vocabulary_texts(file), *(text[:_CHARACTERS] for text in texts[:_ROWS])]
     if lowers_texts:
