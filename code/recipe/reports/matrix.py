@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from markupsafe import Markup, escape
 
 Array = npt.NDArray[Any]
 _IN_TABLE, _CONFUSIONS, _MOST_CELLS = 20, 15, 5_000
+_LONG_PREFIX = 5
 
 
 def draw(counts: Array, names: Sequence[str]) -> Markup:
@@ -49,6 +51,9 @@ def confusions(counts: Array, names: Sequence[str]) -> list[list[Any]]:
 
 
 def _table(counts: Array, shares: Array, names: Sequence[str]) -> Markup:
+    # Narrow headings show the beginning of a name, which may be the same in all of them.
+    common = os.path.commonprefix(list(names)).rpartition(" ")[0]  # noqa: RUF071
+    names = [f"...{name[len(common) :]}" if len(common) > _LONG_PREFIX else name for name in names]
     heads = Markup("").join(Markup("<th><span>{}</span></th>").format(name) for name in names)
     rows = []
     for name, row, row_shares in zip(names, counts.tolist(), shares.tolist(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,14 +59,20 @@ def judge(
         verdict.sentences.append("Nothing was evaluated, so how good the model is is not known.")
     else:
         _judge_score(verdict, name, metrics[f"{prefix}_{name}"], history, answers, evaluated)
-    losses = [(entry["eval_loss"], entry["step"]) for entry in history if "eval_loss" in entry]
-    if losses and losses[-1][0] > _RISEN * min(losses)[0]:
-        least, step = min(losses)
-        verdict.sentences.append(
-            f"The evaluation loss was lowest at step {step} ({least:.3g}) and is "
-            f"{losses[-1][0]:.3g} at the end: fewer epochs, or early_stopping_patience=1, may be "
-            "better."
-        )
+    evaluations = [entry for entry in history if "eval_loss" in entry]
+    if evaluations:
+        least = min(evaluations, key=operator.itemgetter("eval_loss"))
+        last = evaluations[-1]
+        key = f"eval_{name}"
+        sign = -1 if name in _LOWER_IS_BETTER else 1
+        # The loss may rise while more answers become right.
+        is_worse = key not in last or sign * last[key] <= sign * least[key]
+        if last["eval_loss"] > _RISEN * least["eval_loss"] and is_worse:
+            verdict.sentences.append(
+                f"The evaluation loss was lowest at step {least['step']} "
+                f"({least['eval_loss']:.3g}) and is {last['eval_loss']:.3g} at the end: fewer "
+                "epochs, or early_stopping_patience=1, may be better."
+            )
     steps = max((int(entry["step"]) for entry in history if "step" in entry), default=0)
     if facts.partial:
         verdict.warn(PARTIAL.format(**facts.partial))

@@ -359,6 +359,8 @@ def test_the_verdict_compares_with_the_usual_answer_and_the_model_before() -> No
         ({"eval_loss": 0.5}, [{"step": 40, "loss": 1.0}], 40, ""),
         ({"eval_loss": 1.5}, [{"step": 4, "eval_loss": 1.0}, {"step": 8, "eval_loss": 1.5}], 0,
          "lowest at step 4 \\(1\\) and is 1.5 at the end"),
+        ({"eval_accuracy": 0.8}, [{"step": 4, "eval_loss": 1.0, "eval_accuracy": 0.7},
+                                  {"step": 8, "eval_loss": 1.5, "eval_accuracy": 0.8}], 0, ""),
     ],
 )  # fmt: skip
 def test_the_verdict_names_what_was_cut_or_too_long(
@@ -374,6 +376,9 @@ def test_a_matrix_of_many_classes_names_the_usual_confusions() -> None:
     counts = np.eye(100, dtype=int) * 9
     counts[3, 7], counts[8, 2] = 5, 6
     page = matrix.draw(counts, names)
+    assert "of number" not in matrix.draw(
+        counts[:9, :9], [f"a department of number {n}" for n in range(9)]
+    )
     assert page.count("<rect") == 102 and "class &lt;3&gt; as class &lt;7&gt;: 5" in page
     assert matrix.confusions(counts, names) == [
         [names[8], names[2], 6, "40%"], [names[3], names[7], 5, "36%"],
