@@ -46,6 +46,9 @@ log | report_to
 token access_token hf_hub_token | hf_token
 lora_rank | lora_r
 label_smoothing | label_smoothing_factor
+validation_split_ratio val_set_size val_size test_split_size validation_size eval_size |
+  validation_split
+class_weights | class_weight
 sample_packing neat_packing | packing
 """)}  # fmt: skip
 """Names with the same meaning."""
@@ -69,15 +72,21 @@ _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
     "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
 """Names whose values are translated, too."""
+_PERCENT = "validation_split_percentage"
 _SHARDING = "mp_parameters"
 """SageMaker's model parallelism, whose own parameters are not used."""
-REWRITTEN = frozenset({*_SHARES, *_VALUES, _SHARDING})
+REWRITTEN = frozenset({*_SHARES, *_VALUES, _SHARDING, _PERCENT})
 
 
 def rewritten(name: str, value: str) -> tuple[str, str] | str:
     """Translate a name in `REWRITTEN` and its value; return a remedy for other values."""
     if name == _SHARDING:
         return "fsdp", "False" if value == "{}" else "True"
+    if name == _PERCENT:
+        try:
+            return "validation_split", f"{float(value) / 100:g}"
+        except ValueError:
+            return "Give validation_split, a share such as 0.1."
     if name in _SHARES:
         try:
             is_share = 0 <= float(value) < 1
@@ -137,9 +146,6 @@ use_flash_attention_2 flash_attention flash_attn xformers_attention sdp_attentio
 use_peft peft use_lora peft_type adapter | off | all weights are trained | Give lora_r, the rank of
   LoRA's adapters.
 padding_free | any | several texts are packed into one row
-validation_split_ratio val_set_size val_size test_split_size | 0.1 | a tenth of the training data is
-  held out if there is no evaluation data | Leave it out (a tenth is held out), or give evaluation
-  data in a channel called test.
 add_eos_token | on | the end token follows each text | Leave it out.
 local_rank | any | torchrun sets the rank
 fp16_opt_level half_precision_backend fp16_backend | any | torch's own mixed precision is used
@@ -200,8 +206,11 @@ model_max_length | Give max_length.
 log_interval | Give logging_steps: a share of all steps below 1, steps from 1.
 max_train_samples max_eval_samples max_val_samples max_predict_samples max_samples | Give a channel
   with as many rows as you want to use.
-validation_split_percentage | Leave it out (a tenth is held out), or give evaluation data in a
-  channel called test.
+patience early_stopping use_early_stopping | Give early_stopping_patience: the evaluations
+  without improvement after which training stops.
+hidden_dropout_prob attention_probs_dropout_prob hidden_dropout attention_dropout
+  classifier_dropout | Set it in the config.json of the model, given as the channel model.
+deduplicate remove_duplicates | Give drop_duplicates=True.
 metric_name metric | Give metric_for_best_model: all metrics of the task are computed.
 shuffle_seed train_data_split_seed | Give seed.
 text_column_names | Give text_column: one column, or a,b for a pair of texts.

@@ -40,7 +40,10 @@ class JobSettings:
         valid=(lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
     )
     class_weight: str | None = option(
-        None, "balanced: weight each class by the inverse of its frequency.", choices=("balanced",)
+        None,
+        "balanced: weight each class by the inverse of its frequency. Or the weights of classes, "
+        "1 for others: spam:5,ham:1, or JSON.",
+        separator=",",
     )
     num_train_epochs: float = option(3.0, "Passes over the training data.", "epochs", valid=ABOVE_0)
     max_train_steps: int | None = option(
@@ -303,6 +306,23 @@ class DataSettings(JobSettings):
         "text-classification, image-classification: values of the label column that are no label, "
         "separated by commas, such as NA or -1; empty stands for empty cells. Their rows are "
         "left out.",
+    )
+    validation_split: float = option(
+        0.1,
+        "Share of the training rows that is held out if there is no other data to evaluate on.",
+        "test_size",
+        valid=(lambda value: 0 < value < 1, "a share above 0 and below 1 (eval_strategy=no: none)"),
+    )
+    validation_group: str | None = option(
+        None,
+        "Column whose values (customers, documents) are held out with all their rows.",
+        "group_column",
+    )
+    validation_date: str | None = option(
+        None, "Column of dates or numbers: the newest rows are held out.", "date_column"
+    )
+    drop_duplicates: bool = option(
+        False, "Leave out training rows that repeat another one, before rows are held out."
     )
     header: bool | None = option(
         None, "Whether the first row of delimited text names the columns. Default: by known names."

@@ -20,7 +20,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain
 from recipe.data.files.part import Part, is_list, is_number
-from recipe.errors import DataError, HyperparameterError, listed
+from recipe.errors import DataError, HyperparameterError, did_you_mean, listed
 from recipe.settings import PROBLEMS, separated
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
@@ -376,6 +376,42 @@ def check_spellings(location: str, names: Iterable[str]) -> None:
                 "Write them alike. If they are two, give them names that differ in more than case, "
                 "blanks and leading zeros.",
             )
+
+
+BALANCED = "balanced"
+"""The value of class_weight that stands for `balanced_weights`."""
+
+
+def given_weights(requested: str, names: Sequence[str]) -> list[float]:
+    """Return the weight of each class by the hyperparameter class_weight: `spam:5,ham:1` or a JSON
+    object; 1 for classes that it leaves out.
+
+    Raises:
+        HyperparameterError: it has another form, an unknown class, or a weight that is no positive
+            number.
+    """
+    given: dict[str, str] = {}
+    try:
+        if requested.lstrip().startswith("{"):
+            given = {str(name): str(weight) for name, weight in json.loads(requested).items()}
+        else:
+            pairs = [pair.rpartition(":") for pair in requested.split(",")]
+            given = {name.strip(): weight for name, _, weight in pairs}
+        weights = {name: float(weight) for name, weight in given.items()}
+    except ValueError:
+        weights = {}
+    if not weights or not all(0 < weight < math.inf for weight in weights.values()):
+        raise HyperparameterError(
+            f"Hyperparameter class_weight has value {requested!r}.",
+            f"Give balanced, or a number above 0 for classes: {names[0]}:2,{names[-1]}:1.",
+        )
+    for name in weights.keys() - {*names}:
+        raise HyperparameterError(
+            f"Hyperparameter class_weight names the class {name!r}, and the data has "
+            f"{listed(names)}.",
+            did_you_mean(name, names),
+        )
+    return [weights.get(name, 1.0) for name in names]
 
 
 def balanced_weights(class_ids: Iterable[int], count: int) -> list[float]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+import xxhash
 
 from recipe.data.column_names import TOKEN_IDS
 from recipe.data.column_settings import is_flag, quoted
@@ -33,6 +34,7 @@ from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
 from recipe.spec import Kind
 
+Hashes = npt.NDArray[np.uint64]
 CHUNK_ROWS = 10_000
 """Rows of a data set that are read together."""
 _SAMPLE_ROWS = 1_000
@@ -316,3 +318,27 @@ def column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
     numbers = np.concatenate([chunk.to_numpy(zero_copy_only=False) for chunk in flat])
     numbers = numbers.astype(np.float32 if numbers.dtype.kind == "f" else np.int64, copy=False)
     return numbers.reshape(len(split), -1) if is_nested else numbers
+
+
+def hash_rows(table: pa.Table) -> Hashes:
+    """Return a hash of 64 bits of each row."""
+    rows = np.zeros(table.num_rows, np.uint64)
+    for column in table.columns:
+        rows = chain_hashes(column.combine_chunks(), rows)
+    return rows
+
+
+def chain_hashes(column: pa.Array, seeds: Hashes) -> Hashes:
+    """Return the hash of each cell, with the hash of the row's former cells as seed."""
+    cells: Iterator[bytes]
+    if is_list(column.type) and pa.types.is_primitive(column.type.value_type):
+        # Token ids: a Python object for each would be slow.
+        numbers = column.flatten().to_numpy(zero_copy_only=False)
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0)).tolist()
+        cells = (numbers[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    elif is_string(column.type):
+        cells = ((cell or "").encode() for cell in column.to_pylist())
+    else:
+        cells = (repr(cell).encode() for cell in column.to_pylist())
+    hashes = map(xxhash.xxh3_64_intdigest, cells, seeds.tolist())
+    return np.fromiter(hashes, np.uint64, len(seeds))

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import xxhash
 from datasets import Dataset
 
 from recipe.data import classification, values
 from recipe.data.column_names import LABEL
-from recipe.data.files.part import is_list, is_string
+from recipe.data.files.part import is_string
 from recipe.data.labels import NUMBER, Labels
 from recipe.plan import unknown_tokens
 from recipe.reports.section import Section
@@ -32,14 +30,13 @@ _DAMAGE = r"\x{FFFD}|\x{C3}[\x{80}-\x{BF}]|\x{E2}\x{20AC}"
 """U+FFFD, and how accents and quotation marks look if UTF-8 is read as Windows-1252."""
 _TRUNCATED_SHARE = 0.05
 _CLASSES_SHOWN = 30
-Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    inputs: Hashes
+    inputs: values.Hashes
     """[rows]: of the columns that the model reads."""
-    rows: Hashes
+    rows: values.Hashes
     """[rows]: of the targets, too."""
     is_empty: npt.NDArray[np.bool_]
     """[rows]"""
@@ -187,7 +184,7 @@ def _hashes(split: Dataset, targets: Collection[str], known: dict[int, _Split]) 
             inputs = rows = np.zeros(len(batch), np.uint64)
             has_text = np.full(len(batch), not any(is_string(field.type) for field in batch.schema))
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                rows = _chained(column, rows)
+                rows = values.chain_hashes(column, rows)
                 if name in targets:
                     continue
                 inputs = rows
@@ -205,22 +202,6 @@ def _hashes(split: Dataset, targets: Collection[str], known: dict[int, _Split]) 
     return _Split(
         inputs=whole.inputs[chosen], rows=whole.rows[chosen], is_empty=whole.is_empty[chosen]
     )
-
-
-def _chained(column: pa.Array, seeds: Hashes) -> Hashes:
-    """Return the hash of each cell, with the hash of the row's former cells as seed."""
-    cells: Iterator[bytes]
-    if is_list(column.type) and pa.types.is_primitive(column.type.value_type):
-        # Token ids: a Python object for each would be slow.
-        numbers = column.flatten().to_numpy(zero_copy_only=False)
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0)).tolist()
-        cells = (numbers[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True))
-    elif is_string(column.type):
-        cells = ((cell or "").encode() for cell in column.to_pylist())
-    else:
-        cells = (repr(cell).encode() for cell in column.to_pylist())
-    hashes = map(xxhash.xxh3_64_intdigest, cells, seeds.tolist())
-    return np.fromiter(hashes, np.uint64, len(seeds))
 
 
 def _shown(split: Dataset, row: int) -> str:

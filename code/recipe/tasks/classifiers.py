@@ -16,7 +16,14 @@ from transformers import EvalPrediction, PreTrainedModel
 from recipe.batching.batches import Samples
 from recipe.data.classification import Splits, rows_of_classes
 from recipe.data.column_names import LABEL
-from recipe.data.labels import NUMBER, SINGLE, Labels, balanced_weights
+from recipe.data.labels import (
+    BALANCED,
+    NUMBER,
+    SINGLE,
+    Labels,
+    balanced_weights,
+    given_weights,
+)
 from recipe.errors import ModelError
 from recipe.models import losses
 from recipe.models.pretrained import known_labels
@@ -46,8 +53,11 @@ class LabelLosses(Objective):
     ) -> Sequence[float] | None:
         if requested is None or samples.labels.dtype.kind != "i":
             return None
-        count: Any = model.config.num_labels
-        return balanced_weights(samples.labels.tolist(), count)
+        config: Any = model.config
+        if requested == BALANCED:
+            return balanced_weights(samples.labels.tolist(), config.num_labels)
+        names = [config.id2label[number] for number in range(config.num_labels)]
+        return given_weights(requested, names)
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of logits [N, classes] and class ids [N] or, with several labels for

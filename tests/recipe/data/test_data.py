@@ -221,12 +221,12 @@ def test_a_file_with_the_bytes_of_another_is_read_once(tmp_path: Path) -> None:
 
 def test_the_hold_out_is_stratified_and_seeded() -> None:
     classes = [0] * 80 + [1] * 15 + [2] * 4 + [3]
-    kept, out = held_out.hold_out(classes, seed=5)
+    kept, out = held_out.hold_out(classes, seed=5, share=0.1)
     assert sorted([*kept, *out]) == list(range(100))
     assert Counter(classes[row] for row in out) == {0: 8, 1: 2}
-    assert held_out.hold_out(classes, seed=5)[1].tolist() == out.tolist()
-    assert held_out.hold_out(classes, seed=6)[1].tolist() != out.tolist()
-    kept, out = held_out.hold_out([0, 0, 1], seed=0)
+    assert held_out.hold_out(classes, seed=5, share=0.1)[1].tolist() == out.tolist()
+    assert held_out.hold_out(classes, seed=6, share=0.1)[1].tolist() != out.tolist()
+    kept, out = held_out.hold_out([0, 0, 1], seed=0, share=0.1)
     assert len(out) == 1, "a row, and every class is left"
     assert {[0, 0, 1][row] for row in kept} == {0, 1}
 

@@ -396,9 +396,9 @@ def test_repeated_rows_are_counted(tmp_path: Path) -> None:
 )
 def test_columns_of_every_type_are_compared(column: pa.Array) -> None:
     seeds = np.full(len(column), 7, np.uint64)
-    hashes = data_report._chained(column, seeds)
+    hashes = values.chain_hashes(column, seeds)
     assert not len(column) or (hashes[0] == hashes[2] != hashes[1])
-    assert data_report._chained(column[1:], seeds[1:]).tolist() == hashes[1:].tolist()
+    assert values.chain_hashes(column[1:], seeds[1:]).tolist() == hashes[1:].tolist()
 
 
 STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")

@@ -45,6 +45,7 @@ def test_no_new_name_is_without_effect_by_chance() -> None:
         max_target_length messages_column mlm_probability model_name_or_path num_labels packing
         per_device_train_batch_size problem_type prompt_column sample_by
         source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
+        drop_duplicates validation_date validation_group validation_split
     """
     OF_TRANSFORMERS_4 = """
         fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap include_inputs_for_metrics

@@ -93,8 +93,9 @@ class SourceFile:
         return {"file": f"{self.name}/{self.names[number]}"}
 
 
-def split_address(address: int) -> tuple[int, int]:
-    """Return the position of an address's file among those of the job, and the row's number."""
+def split_address(address: Any) -> tuple[Any, Any]:
+    """Return the positions of the files of one or more addresses among those of the job, and the
+    numbers of the rows."""
     return address >> _NUMBER_BITS, address & ((1 << _NUMBER_BITS) - 1)
 
 

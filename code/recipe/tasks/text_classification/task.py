@@ -16,7 +16,7 @@ from recipe.batching.batches import Samples
 from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT
-from recipe.data.labels import NUMBER, SEVERAL, SINGLE
+from recipe.data.labels import BALANCED, NUMBER, SEVERAL, SINGLE, given_weights
 from recipe.errors import HyperparameterError
 from recipe.models import pretrained
 from recipe.models.sources.origin import Origin
@@ -76,6 +76,8 @@ class TextClassification(Classification):
                     "for each row.",
                     "Leave it out, or give problem_type=single_label_classification.",
                 )
+        if settings.class_weight is not None and settings.class_weight != BALANCED:
+            given_weights(settings.class_weight, self.data.labels.names)  # before the model is read
         tuning = {
             "rows have only one label: the most probable label is predicted, without a threshold": (
                 problem != SEVERAL,
