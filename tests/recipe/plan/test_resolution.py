@@ -21,6 +21,7 @@ from recipe import task_table
 from recipe.arguments import parse
 from recipe.batching import batches, packing
 from recipe.batching.batches import World
+from recipe.data import values as cells
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout, data_report, detection, resolution, trainer_arguments
@@ -396,9 +397,9 @@ def test_repeated_rows_are_counted(tmp_path: Path) -> None:
 )
 def test_columns_of_every_type_are_compared(column: pa.Array) -> None:
     seeds = np.full(len(column), 7, np.uint64)
-    hashes = values.chain_hashes(column, seeds)
+    hashes = cells.chain_hashes(column, seeds)
     assert not len(column) or (hashes[0] == hashes[2] != hashes[1])
-    assert values.chain_hashes(column[1:], seeds[1:]).tolist() == hashes[1:].tolist()
+    assert cells.chain_hashes(column[1:], seeds[1:]).tolist() == hashes[1:].tolist()
 
 
 STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")
