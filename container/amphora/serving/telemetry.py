@@ -16,6 +16,8 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # The platform requests these every few seconds; their lines would bury those of invocations.
 _QUIET = {"/ping", "/ping/", "/health", "/metrics"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
+GONE = "amphora.gone"
+"""The key of a request's scope whose future is done once the client has gone."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -70,18 +72,22 @@ class AccessLog:
             return
         start = time.monotonic()
         status = bytes_out = 0
+        is_whole = False
 
         async def counting_send(message: Message) -> None:
-            nonlocal status, bytes_out
+            nonlocal status, bytes_out, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
             else:
                 bytes_out += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
             await send(message)
 
         try:
             await self._app(scope, receive, counting_send)
         finally:
+            if not is_whole and GONE in scope and scope[GONE].done():
+                status = 499  # as for a client that left before the answer began
             if scope["path"] not in _QUIET:
                 seconds = time.monotonic() - start
                 if (counter := self._by_status.get(status)) is None:

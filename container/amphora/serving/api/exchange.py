@@ -208,6 +208,8 @@ def _read_any(body: bytes, model: ModelTraits) -> AnyRequest:
 def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
     """Read a body of a route. Raise Fault (400) if the model does not answer it, or the body is
     invalid."""
+    if route in (routes.CHAT, routes.COMPLETIONS):
+        document = openai.replace_do_sample(document)
     if route in model.passed.values():
         if not isinstance(document, dict):
             raise bad_request("The body is not an object.")

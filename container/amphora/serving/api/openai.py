@@ -100,6 +100,14 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
     )  # fmt: skip
 
 
+def replace_do_sample(document: Any) -> Any:
+    """Return a body with a temperature of 0 for `do_sample: false`, which huggingface.js sends."""
+    if not isinstance(document, dict) or not isinstance(document.get("do_sample"), bool):
+        return document
+    rest = {name: value for name, value in document.items() if name != "do_sample"}
+    return rest if document["do_sample"] else {**rest, "temperature": 0}
+
+
 def _are_same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 

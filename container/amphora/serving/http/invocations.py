@@ -22,6 +22,7 @@ from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.settings import MIB, ServerSettings
+from amphora.serving.telemetry import GONE
 
 if TYPE_CHECKING:
     from amphora.serving.pool.pool import Pool
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     """Answers the requests of a model."""
 
 LOG = logging.getLogger("amphora.server")
-GONE = "amphora.gone"
-"""The key of a request's scope whose future is done once the client has gone."""
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
 # Clients that retry at once instead of after Retry-After would be refused thousands of times a

@@ -14,7 +14,8 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from amphora.serving.http.invocations import GONE, error_body
+from amphora.serving.http.invocations import error_body
+from amphora.serving.telemetry import GONE
 
 LOG = logging.getLogger("amphora.server")
 _HEADER_BYTES, _HEADERS = 65536, 128

@@ -85,6 +85,16 @@ def test_tgis_routes(writer: Handlers) -> None:
     assert events[-1]["details"]["generated_tokens"] == 5
 
 
+def test_do_sample_of_huggingface_js_is_a_temperature(writer: Handlers) -> None:
+    body = {"prompt": TEXT, "max_tokens": 5}
+    greedy = writer.post("/v1/completions", {**body, "temperature": 0})["choices"]
+    for more in ({"do_sample": False}, {"do_sample": False, "temperature": 2}):
+        assert writer.post("/v1/completions", {**body, **more})["choices"] == greedy
+    drawn = {**body, "seed": 4, "temperature": 2}
+    expected = writer.post("/v1/completions", drawn)["choices"]
+    assert writer.post("/v1/completions", {**drawn, "do_sample": True})["choices"] == expected
+
+
 def test_prompts_may_be_token_ids(writer: Handlers) -> None:
     loaded = writer.model.loaded  # type: ignore[attr-defined]
     ids = [loaded.tokenizer(text)["input_ids"] for text in TEXTS]

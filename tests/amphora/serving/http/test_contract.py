@@ -464,6 +464,7 @@ def test_a_stream_that_fails_or_is_left_ends_alone(shared: Start) -> None:
     assert server.invoke({"words": 1}).text == "word0 "
     with server.http.stream("POST", "/invocations", json={"words": 1000, "pause": 0.1}) as answer:
         next(answer.iter_raw())
+    until(lambda: '"status": 499' in server.log)
     # Long before the stream would have ended, and within its client's 60 s.
     assert server.invoke({"words": 1}).text == "word0 "
     answer = server.invoke({"words": 0})
