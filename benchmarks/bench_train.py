@@ -39,10 +39,12 @@ from recipe import arguments, compat
 from recipe.data import classification
 from recipe.models import pretrained
 from recipe.plan.batch_layout import Loaded
+from recipe.plan.table import Table
 from recipe.runtime import memory
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.tokenization import texts
 from recipe.training import engine
+from recipe.training.preparation import lay_out
 
 BATCH, PADDED = 32, 128
 MATRIX = 2048
@@ -143,7 +145,9 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
                 model=copy.deepcopy(loaded), tokenizer=tokenizer, arguments=args,
                 objective=CLASSES, packing=True,
             )  # fmt: skip
-            trainer: Trainer = engine.build(to_train, {"train": samples, "evaluation": samples})
+            trainer: Trainer = engine.build(
+                lay_out(to_train, {"train": samples, "evaluation": samples}, Table())
+            )
         else:
             ids = [samples.tokens(row) for row in range(len(samples))]
             rows = datasets.Dataset.from_dict({"input_ids": ids, "label": samples.labels})

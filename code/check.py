@@ -25,13 +25,17 @@ def main(argv: list[str]) -> None:
     # As in train.py.
     gc.disable()
     from recipe import paths
+    from recipe.tasks.base import Finding
     from recipe.training import preflight
 
     gc.freeze()
     gc.enable()
     folders = paths.from_environment(os.environ)
-    for finding in preflight.inspect(arguments, folders, int(processes), int(steps)):
+
+    def report(finding: Finding) -> None:
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
+
+    preflight.inspect(arguments, folders, int(processes), int(steps), report)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,11 @@ from transformers import (
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
 from recipe.plan.batch_layout import Loaded
+from recipe.plan.table import Table
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
+from recipe.training.preparation import lay_out
 
 PADDED = 128
 WARM_UP = 5
@@ -110,7 +112,9 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
             samples = Samples(ids, starts, labels)
             args = training_arguments(folder, size, steps, torch_compile="compiled" in way)
             loaded = Loaded(model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES)
-            trainer: Trainer = engine.build(loaded, {"train": samples, "evaluation": samples})
+            trainer: Trainer = engine.build(
+                lay_out(loaded, {"train": samples, "evaluation": samples}, Table())
+            )
         else:
             split: Any = [
                 {"input_ids": ids[a:b].tolist(), "labels": int(label)}
@@ -185,7 +189,7 @@ def decoder(stage: Stage, rate: float) -> Values:
                 loaded = Loaded(
                     model=model, tokenizer=tokenizer, arguments=args, objective=NEXT_TOKENS
                 )
-                trainer: Trainer = engine.build(loaded, ready)
+                trainer: Trainer = engine.build(lay_out(loaded, ready, Table()))
             else:
                 rows: Any = [
                     {"input_ids": ids[a:b].tolist()} for a, b in itertools.pairwise(starts)

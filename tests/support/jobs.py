@@ -148,15 +148,16 @@ class Job:
         """
         from recipe import arguments
         from recipe.training import run as training
+        from recipe.training.results import JobResults
 
         folders = folders_of(self.base, self.channels)
         self.base.mkdir(parents=True, exist_ok=True)
         given = arguments.parse(_words(*self.argv, *argv), folders)
         # What a training sets for itself (where trackers keep their files) ends with it.
-        mock_or_real = training._Job.write_report if has_report else lambda *_: None
+        mock_or_real = JobResults.write_report if has_report else lambda *_: None
         with (
             mock.patch.dict(os.environ, self.environ),
-            mock.patch.object(training._Job, "write_report", mock_or_real),
+            mock.patch.object(JobResults, "write_report", mock_or_real),
         ):
             return training.run(given, folders, dict(os.environ))
 

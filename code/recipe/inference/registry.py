@@ -15,6 +15,7 @@ from recipe.compat import quieten
 from recipe.console import log
 from recipe.errors import ModelError, did_you_mean
 from recipe.models.sources.origin import Origin
+from recipe.runtime import device
 from recipe.spec import TRAINED_TASK
 from recipe.storage import checksums
 from recipe.task_table import SERVED, TASKS, resolve
@@ -41,6 +42,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     uses its head, or the device cannot compute it, and ValueError if HF_TASK is not a known task.
     """
     quieten()
+    device.avoid_wrong_kernels()
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.location):
         name = chosen(origin, environ)

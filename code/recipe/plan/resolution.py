@@ -45,6 +45,8 @@ class Plan:
     is_sharded: bool
     """Whether weights are sharded over the processes (FSDP)."""
     hosts: Hosts
+    host: str
+    """This host's name, for errors."""
     host_count: int
     """Hosts of the job, each of which has its price."""
     task: Task
@@ -121,6 +123,7 @@ def resolve(
         arguments=arguments,
         is_sharded=is_sharded,
         hosts=hosts,
+        host=environ.get("SM_CURRENT_HOST", "this host"),
         host_count=len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1,
         task=made,
         source=dataclasses.replace(source, texts=made.some_texts()),

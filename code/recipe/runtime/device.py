@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from recipe.errors import DeviceError, DistributedError, HyperparameterError
-from recipe.runtime import xla
+from recipe.runtime import memory, xla
 
 _CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
@@ -51,7 +51,7 @@ class Device:
 
 
 def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: bool) -> Device:
-    """Choose the device of this process, and turn off kernels that are known to be wrong.
+    """Choose the device of this process.
 
     Args:
         environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them, SM_NUM_GPUS,
@@ -90,9 +90,6 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     )
     if environment_threads and not set_by_torchrun:
         threads = None
-    # Recent GPUs would use cuDNN's attention: with a mask its gradients may be NaN
-    # (pytorch#196678), and each new shape costs half a second. The others are as fast.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     return Device(
         kind=kind,
         bf16=decided,
@@ -101,6 +98,21 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         processes=int(environ.get("WORLD_SIZE", "1")),
         threads=threads,
     )
+
+
+def set_up(chosen: Device) -> None:
+    """Set the threads, the allocator and the kernels of this process, as a training needs them."""
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    if chosen.kind == "cpu":
+        memory.keep_freed()
+    avoid_wrong_kernels()
+
+
+def avoid_wrong_kernels() -> None:
+    """Turn off cuDNN's attention, which recent GPUs would use: with a mask its gradients may be NaN
+    (pytorch#196678), and each new shape costs half a second. The others are as fast."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:

@@ -28,13 +28,13 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.console import Progress
-from recipe.errors import DistributedError, DivergedError, HyperparameterError, listed
+from recipe.errors import DivergedError, HyperparameterError, listed
 from recipe.plan import batch_layout, trainer_arguments
-from recipe.plan.batch_layout import BatchPlan, Loaded
-from recipe.plan.table import Table
+from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
+from recipe.training.preparation import Prepared
 from recipe.training.resuming import Resumable, fingerprint
 
 _WATCHED = 16
@@ -45,35 +45,13 @@ _SAME = (
 """Arguments of the Trainer that every checkpoint records."""
 
 
-def build(
-    loaded: Loaded,
-    samples: Mapping[str, Samples],
-    *,
-    class_weight: str | None = None,
-    table: Table | None = None,
-    **others: Any,
-) -> Engine:
-    """Build the engine for the samples `train`, `evaluation` and optionally others; `table` gets
-    the decisions on batches. Raise HyperparameterError if packing=True, and the model cannot be
-    packed, and DistributedError if one process would have to use several GPUs."""
-    args, objective = loaded.arguments, loaded.objective
-    if args.n_gpu > 1:
-        raise DistributedError(
-            f"One process sees {args.n_gpu} GPUs.",
-            "Start the script by torchrun with one process for each GPU, or select one by "
-            "CUDA_VISIBLE_DEVICES.",
-        )
-    table = table or Table()
-    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table)
+def build(prepared: Prepared, class_weight: str | None = None, **others: Any) -> Engine:
+    """Build the engine of a prepared training or evaluation; `others` are the engine's."""
+    loaded, samples, objective = prepared.loaded, prepared.samples, prepared.loaded.objective
     return Engine(
         model=loaded.model,
-        args=trainer_arguments.changed(
-            args,
-            per_device_train_batch_size=decided.cut.size,
-            gradient_accumulation_steps=decided.cut.accumulation,
-            **trainer_arguments.fitted_warmup(args, decided.training.steps(), table),
-        ),
-        decided=decided,
+        args=loaded.arguments,
+        decided=prepared.batches,
         objective=objective,
         class_weights=objective.class_weights(class_weight, samples["train"], loaded.model),
         eval_dataset=samples["evaluation"],

@@ -10,7 +10,6 @@ import bisect
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +28,8 @@ from recipe.errors import HyperparameterError
 from recipe.plan.resolution import Plan
 from recipe.plan.trainer_arguments import name_of
 from recipe.runtime.device import everyones
+from recipe.training.preparation import Prepared
+from recipe.training.stopwatch import Stopwatch
 
 _MEASURED, _WARM_UP = 10, 2
 """Steps after which a training is forecast, and those of them that are slower than later ones."""
@@ -40,27 +41,8 @@ wrong by such a part."""
 _MUCH = 1.15
 """Factor by which a forecast is wrong if it is logged again."""
 _REPORT_SECONDS = 5.0
-
-
-class Stopwatch:
-    """Measures from its creation; `lap` assigns the time since the last lap to a phase."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds: dict[str, float] = {}
-        self._counts: Counter[str] = Counter()
-        self._clock = clock
-        self.started = self._last = clock()
-
-    def lap(self, name: str) -> None:
-        """Add the time since the last lap to the phase `name`."""
-        now = self._clock()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._counts[name] += 1
-        self._last = now
-
-    def mean(self, name: str, default: float) -> float:
-        """Return the seconds of a lap of the phase `name`; `default` if there was none."""
-        return self.seconds[name] / self._counts[name] if name in self.seconds else default
+_BYTES_PER_SECOND = 3e8
+"""Speed of writing a checkpoint, before one was measured: an assumption."""
 
 
 class Forecast(TrainerCallback):
@@ -71,7 +53,7 @@ class Forecast(TrainerCallback):
         steps_of_epoch: Optimizer steps of an epoch.
         evaluation: What an evaluation takes until one was measured, in steps.
         after: Evaluations that follow training, in evaluations of the evaluation data.
-        writing: Returns the seconds that writing the last checkpoint and the model takes.
+        written: Bytes of the last checkpoint and the model, which are written at the end.
         budget: Seconds that the job may take; None for no limit.
         price: Price of all hosts per hour, or 0.
     """
@@ -83,14 +65,15 @@ class Forecast(TrainerCallback):
         steps_of_epoch: int,
         evaluation: float,
         after: float,
-        writing: Callable[[], float],
+        written: float,
         budget: float | None = None,
         price: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._started, self._clock, self._watch = started, clock, Stopwatch(clock)
         self._steps_of_epoch, self._evaluation, self._after = steps_of_epoch, evaluation, after
-        self._writing, self._budget, self._price = writing, budget, price
+        self._written, self._budget, self._price = written, budget, price
+        self._bytes_per_second = _BYTES_PER_SECOND
         self._first_step = self._planned = self._next = 0
         self._has_decided = False
         self._logged: list[float] = []
@@ -117,6 +100,10 @@ class Forecast(TrainerCallback):
     def planned(self) -> int:
         """Return the steps of the training without a budget; 0 before it begins."""
         return self._planned
+
+    def note_written(self, size: float, seconds: float) -> None:
+        """Note how long writing a checkpoint of `size` bytes took."""
+        self._bytes_per_second = size / seconds
 
     def elapsed(self) -> float:
         """Return the seconds of the job so far; with a budget, those before a resume too."""
@@ -199,7 +186,7 @@ class Forecast(TrainerCallback):
             (total - step) * estimate_step
             + (evaluations + self._after) * of_evaluation
             + max(0, saves - 1) * mean("save", 0.0)
-            + self._writing()
+            + self._written / self._bytes_per_second
             + _REPORT_SECONDS
         )
 
@@ -268,27 +255,28 @@ class Forecast(TrainerCallback):
 
 def forecast_job(
     plan: Plan,
-    model: Any,
-    *,
-    rows: Mapping[str, int],
-    steps_of_epoch: int,
+    prepared: Prepared,
     started: float,
-    bytes_per_second: Callable[[], float],
+    rows: Mapping[str, int] | None = None,
+    steps_of_epoch: int | None = None,
 ) -> Forecast:
     """Return the forecast of a job.
 
     Args:
-        rows: Samples of train, evaluation and maybe test.
-        bytes_per_second: Returns the speed of writing.
+        started: When the job began, by time.monotonic.
+        rows: Samples of train, evaluation and maybe test, if those prepared are a part of them.
+        steps_of_epoch: Optimizer steps of an epoch of these.
     """
     given, args = plan.hyperparameters, plan.arguments
+    rows = rows or {name: len(split) for name, split in prepared.samples.items()}
+    steps_of_epoch = steps_of_epoch or prepared.batches.training.steps()
     test_share = rows.get("test", 0) / max(1, rows["evaluation"])
     after = 0.0
     if given.evaluates or given.predicts:
         is_again = args.load_best_model_at_end or name_of(args.eval_strategy) == "no"
         after = (is_again or (given.predicts and not test_share)) + test_share
     after += 2 * bool(given.quantize)  # in floats and in int8
-    weights = list(model.parameters())
+    weights = list(prepared.loaded.model.parameters())
     # A checkpoint also has two moments of each trained weight.
     checkpoint_bytes = 3 * sum(weight.nbytes for weight in weights if weight.requires_grad)
     written = sum(weight.nbytes for weight in weights)
@@ -299,7 +287,7 @@ def forecast_job(
         # A forward pass is a third of a step.
         evaluation=rows["evaluation"] * steps_of_epoch / max(1, rows["train"]) / 3,
         after=after,
-        writing=lambda: written / bytes_per_second(),
+        written=written,
         budget=given.budget_seconds(plan.host_count),
         price=(given.price_per_hour or 0) * plan.host_count,
     )

@@ -36,7 +36,7 @@ def gather_hosts(
     samples: Mapping[str, Samples],
     sharded: Collection[str],
     hosts: Hosts,
-    environ: Mapping[str, str],
+    host: str,
 ) -> dict[str, Samples]:
     """Return the samples as all processes see them. A collective of all processes.
 
@@ -46,9 +46,9 @@ def gather_hosts(
     or if its name is in `sharded`, between processes of one host.
     """
     splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
-    splits_of_hosts = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), splits_here))
-    for rank, (host, theirs) in enumerate(splits_of_hosts):
-        first_of_host = [name for name, _ in splits_of_hosts].index(host)
+    splits_of_hosts = device.everyones((host, splits_here))
+    for rank, (their_host, theirs) in enumerate(splits_of_hosts):
+        first_of_host = [name for name, _ in splits_of_hosts].index(their_host)
         for name, read in theirs.items():
             first = first_of_host if name in sharded else 0
             first_host, first_read = (
@@ -58,8 +58,8 @@ def gather_hosts(
             if read != first_read:
                 raise DistributedError(
                     f"The processes have read different data: rank {first} on {first_host} has "
-                    f"{name} {first_read[0]} rows ({first_read[1]}); rank {rank} on {host} has "
-                    f"{read[0]} rows ({read[1]}).",
+                    f"{name} {first_read[0]} rows ({first_read[1]}); rank {rank} on {their_host} "
+                    f"has {read[0]} rows ({read[1]}).",
                     "Give all hosts the same files (S3DataDistributionType FullyReplicated). To "
                     "give each host a part, set ShardedByS3Key; the recipe reads it from "
                     "SM_INPUT_DATA_CONFIG.",

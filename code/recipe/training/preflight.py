@@ -9,13 +9,13 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
-from transformers import PrinterCallback, TrainerState
+from transformers import TrainerState
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from recipe import arguments
@@ -23,7 +23,7 @@ from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.models import quantized
 from recipe.paths import Folders
-from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
+from recipe.plan import data_report, resolution, trainer_arguments
 from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
@@ -31,7 +31,9 @@ from recipe.runtime import memory
 from recipe.storage import atomic
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine
-from recipe.training import forecast as forecasting
+from recipe.training.forecast import forecast_job
+from recipe.training.preparation import Prepared, prepare
+from recipe.training.stopwatch import Stopwatch
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
@@ -40,49 +42,110 @@ _STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "a
 
 
 def inspect(
-    argv: Sequence[str], folders: Folders, processes: int, steps: int = 0
-) -> Iterator[Finding]:
-    """Yield the job's plan, then findings that cost time; an error is the last one. Time and memory
-    are measured by training some `steps`; with 0, only what weights and optimizer take is said."""
+    argv: Sequence[str],
+    folders: Folders,
+    processes: int,
+    steps: int = 0,
+    report: Callable[[Finding], None] = lambda finding: None,
+) -> list[Finding]:
+    """Return the job's plan, then findings that cost time; an error is the last one.
+
+    Args:
+        processes: The processes of the job.
+        steps: Train so many steps to measure time and memory; with 0, only what weights and
+            optimizer take is estimated.
+        report: Called with each finding at once.
+    """
     started = time.monotonic()
     quieten()
-    new: list[Finding] = []
-    table = Table(new.append)
+    findings: list[Finding] = []
+
+    def add(finding: Finding) -> None:
+        findings.append(finding)
+        report(finding)
+
     try:
         hyperparameters = arguments.parse(argv, folders)
         # Without RANK and WORLD_SIZE: the job's processes are not there.
         named = ("SM_NUM_GPUS", "SM_HOSTS", "CUDA_VISIBLE_DEVICES",
                  "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
-        plan = resolution.resolve(hyperparameters, folders, environ, table, processes)
-        yield from (*new, *plan.task.findings())
-        new.clear()
-        loaded = resolution.load(plan, table)
-        yield from new
-        new.clear()
-        yield from _measures(plan, loaded, steps, started)
+        plan = resolution.resolve(hyperparameters, folders, environ, Table(add), processes)
+        for finding in plan.task.findings():
+            add(finding)
+        _measure(plan, steps, started, add)
     except RecipeError as error:
-        yield from new
         what = type(error).__name__.removesuffix("Error").lower()
-        yield Finding(level=ERROR, what=what, detail=str(error))
+        add(Finding(level=ERROR, what=what, detail=str(error)))
+    return findings
 
 
-def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterator[Finding]:
-    """Yield findings from a sample of the data: lengths, steps, disk and memory."""
-    task, longest, args = plan.task, loaded.max_length, plan.arguments
-    rows, drawn = len(task.train), data_report.sampled_rows(task)
-    lengths = data_report.sampled_lengths(task, loaded.tokenizer)
-    yield from data_report.inspect(task, loaded.tokenizer, lengths, longest)[0]
-    if not plan.hyperparameters.trains:
-        return
-    count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
-    pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
+def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], None]) -> None:
+    """Add findings from a sample of the data: lengths, steps, disk and memory."""
+    task, args = plan.task, plan.arguments
     size = args.per_device_train_batch_size
     step_samples = size * plan.device.processes * args.gradient_accumulation_steps
+    measured = data_report.sampled_rows(task)
+    # Enough rows for a few batches, so that packing fills them as with all the data.
+    wanted = max(len(measured) if task.reads_texts else 0, 4 * size, tried * step_samples)
+    every = range(len(task.data.train))
+    rows = sorted(random.Random(plan.hyperparameters.seed).sample(every, min(wanted, len(every))))
+
+    def add_decision(decision: Finding) -> None:
+        if decision.what != "steps":  # those of the sample
+            add(decision)
+
+    with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
+        tries = tried > 0 and plan.hyperparameters.trains and not plan.hyperparameters.load_in_4bit
+        prepared_plan = _trial_plan(plan, folder, tried) if tries else plan
+        watch = Stopwatch()
+        prepared = prepare(prepared_plan, Table(add_decision), watch, rows=rows)
+        if not plan.hyperparameters.trains:
+            return
+        share = len(task.train) / max(1, len(rows))
+        setup = time.monotonic() - started + watch.seconds["tokens"] * (share - 1)
+        steps_of_epoch, steps = _count_steps(plan, prepared, len(measured), step_samples, add)
+        if tries:
+            add(_try(plan, prepared, setup, steps_of_epoch, steps))
+        elif tried:
+            detail = "not measured for a model in 4 bits; a job with max_train_steps=20 measures it"
+            add(Finding(level=WARNING, what="trial", detail=detail))
+        else:
+            add(_estimate_memory(plan, prepared.loaded))
+
+
+def _trial_plan(plan: Plan, folder: str, steps: int) -> Plan:
+    """Return the plan of a training of some steps, which writes only to `folder`."""
+    arguments = trainer_arguments.changed(
+        plan.arguments,
+        output_dir=folder,
+        save_strategy=SaveStrategy.NO,
+        eval_strategy=IntervalStrategy.NO,
+        load_best_model_at_end=False,
+        report_to=[],
+        disable_tqdm=True,
+        max_steps=steps,
+    )
+    return dataclasses.replace(plan, arguments=arguments)
+
+
+def _count_steps(
+    plan: Plan,
+    prepared: Prepared,
+    measured: int,
+    step_samples: int,
+    add: Callable[[Finding], None],
+) -> tuple[int, int]:
+    """Return the optimizer steps of an epoch and of the job, of which some rows were measured, and
+    add what they and their tokens on the disk take."""
+    task, longest, args = plan.task, prepared.loaded.max_length, plan.arguments
+    rows, lengths = len(task.train), prepared.lengths
+    count = measured if task.lengths_are_of_samples else len(lengths or [1])
+    pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
     per_epoch = math.ceil(round(rows * pieces) / step_samples)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
     detail = f"{per_epoch} an epoch, {steps} in all, {step_samples} samples a step"
-    yield Finding(level=OK, what="steps", detail=detail)
+    add(Finding(level=OK, what="steps", detail=detail))
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
     folder = Path(datasets.config.HF_DATASETS_CACHE)
     needed, free = 4 * sum(cut) / count * rows + 8 * rows, atomic.free_bytes(folder)
@@ -92,75 +155,26 @@ def _measures(plan: Plan, loaded: Loaded, tried: int, started: float) -> Iterato
             f"the tokens of {rows} rows take about {needed / 1e9:.2f} GB in {folder}, and "
             f"{free / 1e9:.2f} GB are free: use a larger volume"
         )
-        yield Finding(level=level, what="disk", detail=detail)
-    # Enough rows for a few batches, so that packing fills them as with all the data.
-    wanted = max(len(drawn) if lengths else 0, 4 * size, tried * step_samples)
-    every = range(len(task.data.train))
-    drawn = random.Random(plan.hyperparameters.seed).sample(every, min(wanted, len(every)))
-    chosen, table = sorted(drawn), Table()
-    if tried:
-        finding = _trial(plan, loaded, chosen, table, tried, started, per_epoch, steps)
-    else:
-        finding = _memory(plan, loaded, chosen, table)
-    # Steps are those of the sample.
-    yield from (decision for decision in table.rows if decision.what != "steps")
-    yield finding
+        add(Finding(level=level, what="disk", detail=detail))
+    return per_epoch, steps
 
 
-def _trial(
-    plan: Plan,
-    loaded: Loaded,
-    rows: Sequence[int],
-    table: Table,
-    tried: int,
-    started: float,
-    steps_of_epoch: int,
-    steps: int,
-) -> Finding:
-    """Train some steps, and forecast the job. Only a temporary folder is written to."""
-    task, given = plan.task, plan.hyperparameters
-    if given.load_in_4bit:
-        detail = "not measured for a model in 4 bits; a job with max_train_steps=20 measures it"
-        return Finding(level=WARNING, what="trial", detail=detail)
-    whole = {name: len(split) for name, split in named_splits(task.data).items()}
-    began = time.monotonic()
-    samples = task.some_samples(
-        loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
-    )
-    setup = began - started + (time.monotonic() - began) * whole["train"] / max(1, len(rows))
+def _try(plan: Plan, prepared: Prepared, setup: float, steps_of_epoch: int, steps: int) -> Finding:
+    """Train the prepared steps, and forecast the job. `setup` are its seconds before them."""
     on_gpu = plan.arguments.device.type == "cuda"
-    with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
-        args = trainer_arguments.changed(
-            plan.arguments,
-            output_dir=folder,
-            save_strategy=SaveStrategy.NO,
-            eval_strategy=IntervalStrategy.NO,
-            load_best_model_at_end=False,
-            report_to=[],
-            disable_tqdm=True,
-            max_steps=tried,
+    whole = {name: len(split) for name, split in named_splits(plan.task.data).items()}
+    forecast = forecast_job(plan, prepared, time.monotonic(), whole, steps_of_epoch)
+    weights = plan.hyperparameters.class_weight
+    trainer = engine.build(prepared, weights, forecast=forecast)
+    try:
+        trainer.train()
+    except torch.OutOfMemoryError:
+        detail = (
+            "the GPU's memory is too small for a step. Set a smaller "
+            "per_device_train_batch_size (with gradient_accumulation_steps), "
+            "gradient_checkpointing=True or a smaller max_length"
         )
-        trial = dataclasses.replace(loaded, arguments=args)
-        trainer = engine.build(trial, samples, class_weight=given.class_weight, table=table)
-        trainer.remove_callback(PrinterCallback)
-        forecast = forecasting.forecast_job(
-            plan,
-            loaded.model,
-            rows=whole,
-            steps_of_epoch=steps_of_epoch,
-            started=time.monotonic(),
-            bytes_per_second=lambda: trainer.bytes_per_second,
-        )
-        trainer.add_callback(forecast)
-        try:
-            trainer.train()
-        except torch.OutOfMemoryError:
-            detail = (
-                "the GPU's memory is too small for a step. Set a smaller "
-                "per_device_train_batch_size (with gradient_accumulation_steps), "
-                "gradient_checkpointing=True or a smaller max_length"
-            )
-            return Finding(level=ERROR, what="trial", detail=detail)
+        return Finding(level=ERROR, what="trial", detail=detail)
     state: Any = TrainerState()
     state.compute_steps(plan.arguments, steps)
     seconds = setup + forecast.seconds_left(plan.arguments, state, steps)
@@ -172,6 +186,7 @@ def _trial(
     what = "of the GPU" if on_gpu else "of the process"
     processes = plan.device.processes
     alone = f" (of one process; {processes} also exchange gradients)" * (processes > 1)
+    tried = trainer.state.max_steps
     detail = (
         f"{tried} steps trained{alone}; {forecast.describe(seconds)}; memory {what}: "
         f"{memory.size(peak)} at most"
@@ -179,16 +194,10 @@ def _trial(
     return Finding(level=OK, what="trial", detail=detail)
 
 
-def _memory(plan: Plan, loaded: Loaded, rows: Sequence[int], table: Table) -> Finding:
+def _estimate_memory(plan: Plan, loaded: Loaded) -> Finding:
     """Compare the memory that a process keeps from step to step with what the device has free. What
     a batch adds depends on kernels and allocators: a trial measures it."""
-    task, model, args, given = plan.task, loaded.model, plan.arguments, plan.hyperparameters
-    samples = task.some_samples(
-        loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
-    )
-    stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
-    resolution.add_stop_tokens(stops, loaded, table)
-    batch_layout.decide(loaded, batch_layout.requested_cut(args), samples, table)
+    model, args, given = loaded.model, plan.arguments, plan.hyperparameters
     shards = plan.device.processes if plan.is_sharded else 1
     # A check loads whole weights, which the job keeps in 4 bits.
     compressed = quantized.layers(model) if given.load_in_4bit else ()

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainingArguments
 
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.engines.ctranslate import Forward
@@ -31,12 +30,12 @@ from recipe.backend.engines.int8 import Proof, Trial
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.models.sources.origin import Origin
-from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
+from recipe.plan.table import Table
 from recipe.storage import atomic
 from recipe.task_table import TASKS, resolve
-from recipe.tasks.base import Task
 from recipe.training import engine
+from recipe.training.preparation import prepare
 
 _LOWER_IS_BETTER = ("loss", "mse")
 _DECISIONS = ("label", "labels", "tags", "answer", "index")
@@ -103,25 +102,12 @@ class _Cost:
 class _Subject:
     """The model of a folder, evaluated by the task of the job that wrote it."""
 
-    def __init__(
-        self,
-        task: Task,
-        arguments: TrainingArguments,
-        samples: Mapping[str, Samples],
-        folder: Path,
-    ) -> None:
-        self._task, self._samples = task, samples
-        model, tokenizer = task.load(Origin(str(folder)))
-        self.model: Any = model
+    def __init__(self, plan: Plan, samples: Mapping[str, Samples]) -> None:
+        self._task, self._samples = plan.task, samples
+        prepared = prepare(plan, Table(), samples=samples)
+        self.model: Any = prepared.loaded.model
         self.encoder: Any = self.model.base_model
-        loaded = Loaded(
-            model=model,
-            tokenizer=tokenizer,
-            arguments=arguments,
-            objective=task.objective,
-            packing=False,
-        )
-        self.trainer = engine.build(loaded, samples)
+        self.trainer = engine.build(prepared)
 
     def evaluate(self) -> _Evaluation:
         """Evaluate the model as it computes now."""
@@ -160,10 +146,13 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     # A copy: the last answers of the job's task are the float model's.
     task = copy.copy(plan.task)
     task.objective = copy.copy(task.objective)
-    task.model_settings = dataclasses.replace(given, lora_r=None)
+    whole = dataclasses.replace(given, lora_r=None, packing=False, quantize=None)
+    task.model_settings = whole
     task.data = dataclasses.replace(task.data, test=None)
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
-        subject = _Subject(task, plan.arguments, samples, folder)
+        source = Origin(str(folder))
+        padded = dataclasses.replace(plan, hyperparameters=whole, task=task, source=source)
+        subject = _Subject(padded, samples)
         exact = subject.evaluate()
         aside = Path(scratch) / int8.FOLDER
         with int8.quiet():

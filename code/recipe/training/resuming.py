@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import DataLoader
 from transformers import (
+    PrinterCallback,
+    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -30,7 +32,7 @@ from transformers.trainer_utils import SaveStrategy, TrainOutput
 from recipe.console import say
 from recipe.errors import CheckpointError
 from recipe.plan import batch_layout
-from recipe.runtime import memory, sharded, xla
+from recipe.runtime import distribution, memory, sharded, xla
 from recipe.runtime.device import everyones, leave_world
 from recipe.storage import checkpoints
 from recipe.storage.background import Background
@@ -41,8 +43,6 @@ from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions,
 from recipe.training.snapshot import Snapshot
 
 _STATE, _BUDGET = "trainer_state.json", "budget.json"
-_BYTES_PER_SECOND = 3e8
-"""Speed of writing a checkpoint, before one was measured: an assumption."""
 
 
 class Resumable(Trainer):
@@ -53,6 +53,13 @@ class Resumable(Trainer):
     all processes agree on (`interruptions`), and evaluations that a kill prevented. On the legacy
     stack torch-xla, one graph serves all steps, and hosts exchange values over their network.
 
+    Args:
+        save_minutes: The age of a checkpoint after which another one is saved.
+        forecast: Measures the training, and ends it by a budget.
+        leave_model: Called by all processes, with this and the step of the model's weights, if
+            training is stopped.
+        callbacks: The Trainer's, called after those of this class.
+
     Attributes:
         job: Values that must equal those in a checkpoint to resume from it.
     """
@@ -60,13 +67,23 @@ class Resumable(Trainer):
     job: Mapping[str, Any]
 
     def __init__(
-        self, *, args: TrainingArguments, save_minutes: float | None = None, **others: Any
+        self,
+        *,
+        args: TrainingArguments,
+        save_minutes: float | None = None,
+        forecast: Forecast | None = None,
+        leave_model: Callable[[Any, int], None] = lambda trainer, step: None,
+        callbacks: Sequence[TrainerCallback] = (),
+        **others: Any,
     ) -> None:
         self._saves = args.save_strategy != SaveStrategy.NO
         self._folder = Path(str(args.output_dir))
         if self._saves:
             checkpoints.check_writable(self._folder)
         super().__init__(args=args, **others)
+        distribution.shard(self)
+        for printed in (PrinterCallback, ProgressCallback):
+            self.remove_callback(printed)
         if xla.is_used():
             self.add_callback(_Syncs())
             # accelerate's version accepts only its own loaders on torch-xla.
@@ -76,11 +93,7 @@ class Resumable(Trainer):
         self.add_callback(self._interruptions)
         self.before = TrainerState()
         """The state at the beginning of this run."""
-        self.leave_model: Callable[[int], None] = lambda step: None
-        """Called by all processes if training is stopped, with the step of the model's weights."""
-        self.forecast: Forecast | None = None
-        self.bytes_per_second = _BYTES_PER_SECOND
-        """Of writing, as measured with the last checkpoint."""
+        self._leave_model, self.forecast = leave_model, forecast
         self._writer = Background()
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
@@ -89,6 +102,8 @@ class Resumable(Trainer):
         hook: Any = TrainerCallback()
         hook.on_train_begin = lambda *args, **kwargs: self._run_due_evaluation()
         self.add_callback(hook)
+        for callback in (*([forecast] if forecast else ()), *callbacks):
+            self.add_callback(callback)
 
     def run(self) -> dict[str, float]:
         """Train from the beginning or from the newest checkpoint; return the Trainer's metrics.
@@ -151,7 +166,7 @@ class Resumable(Trainer):
             best = self.state.best_model_checkpoint
             if everyones(best is not None and Path(best).is_dir())[0] and self._load_best_if_kept():
                 step = self.state.best_global_step or 0
-            self.leave_model(step)
+            self._leave_model(self, step)
         leave_world()
         raise SystemExit(EXIT_CODE)
 
@@ -253,7 +268,8 @@ class Resumable(Trainer):
                 folder.mkdir(parents=True)
                 snapshot_taken.write(folder)
                 checkpoints.publish(self._folder, step, self.job, finished)
-                self.bytes_per_second = needed / (time.monotonic() - started)
+                if self.forecast is not None:
+                    self.forecast.note_written(needed, time.monotonic() - started)
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
 
         if in_background:

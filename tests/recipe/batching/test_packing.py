@@ -40,6 +40,7 @@ from recipe.plan.table import Table
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.tokenization import encoding
 from recipe.training import engine
+from recipe.training.preparation import lay_out
 from tests.support.packed_batches import (
     KINDS,
     PAD,
@@ -549,7 +550,7 @@ def test_a_training_in_rows_is_one_in_blocks(
             arguments=arguments,
             objective=CLASSES,
         )
-        trainer = engine.build(loaded, {"train": samples, "evaluation": samples})
+        trainer = engine.build(lay_out(loaded, {"train": samples, "evaluation": samples}, Table()))
         assert ("one row" in trainer._train_layout.describe()) == is_flat
         trainer.train()
         history = trainer.state.log_history

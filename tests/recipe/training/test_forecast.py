@@ -60,7 +60,7 @@ class _Timed(Trainer):
     ) -> Forecast:
         forecast = Forecast(
             started=started, steps_of_epoch=STEPS_OF_EPOCH, evaluation=evaluation, after=0.0,
-            writing=lambda: WRITING, budget=budget, price=3.6, clock=lambda: self.now,
+            written=WRITING * 3e8, budget=budget, price=3.6, clock=lambda: self.now,
         )  # fmt: skip
         self.add_callback(forecast)
         return forecast

@@ -1,0 +1,115 @@
+"""Prepare what a plan computes: the process, the model, its samples and their batches.
+
+A training, `amphora doctor` and the quantization of a model call `prepare`, so that all of them
+measure and compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import set_seed
+
+from recipe.batching.batches import Samples
+from recipe.console import is_first_process
+from recipe.errors import DistributedError
+from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
+from recipe.plan.batch_layout import BatchPlan, Loaded
+from recipe.plan.resolution import Plan
+from recipe.plan.table import Table
+from recipe.reports.section import Section
+from recipe.runtime import device, host_order, xla
+from recipe.training import host_samples
+from recipe.training.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A model, samples, and how they are computed."""
+
+    loaded: Loaded
+    """With the arguments of the Trainer: size of batches and warm-up are decided."""
+    samples: Mapping[str, Samples]
+    """Those of `train`, `evaluation` and maybe `test`."""
+    batches: BatchPlan
+    lengths: Sequence[int] = ()
+    """The tokens of some training rows before truncation; empty if they were not counted."""
+    sections: Sequence[Section] = ()
+    """The report's sections on the data."""
+
+
+def prepare(
+    plan: Plan,
+    table: Table,
+    watch: Stopwatch | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    samples: Mapping[str, Samples] | None = None,
+) -> Prepared:
+    """Set up the process, load the model, tokenize the data and lay out its batches. All processes
+    of a job call it together.
+
+    Args:
+        table: Receives the decisions, and findings on the data.
+        watch: Measures the phases.
+        rows: The training rows to use, with a few of the evaluation; None means all.
+        samples: Samples of an earlier call for the same tokenizer, which are not made again.
+
+    Raises:
+        RecipeError: The model cannot be loaded or trained as planned, or the data cannot be used.
+    """
+    task, given, watch = plan.task, plan.hyperparameters, watch or Stopwatch()
+    device.set_up(plan.device)
+    set_seed(given.seed)  # before the model's new head is initialised
+    # Under torch-xla, processes wait for each other in its own rendezvous.
+    waits = plan.arguments.main_process_first if xla.is_used() else host_order.first_of_host
+    with waits():
+        loaded = resolution.load(plan, table)
+    watch.lap("model")
+    if samples is not None:
+        return lay_out(loaded, samples, table)
+    lengths: Sequence[int] = ()
+    sections: Sequence[Section] = ()
+    # A host may have no rows of sharded channels.
+    if is_first_process() and (given.trains or rows is not None) and len(task.data.train):
+        lengths = data_report.sampled_lengths(task, loaded.tokenizer)
+        findings, sections = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
+        for finding in findings:
+            table.append(finding)
+        watch.lap("data report")
+    with waits():
+        if rows is None:
+            samples = task.samples(loaded.tokenizer, loaded.max_length)
+        else:
+            samples = task.some_samples(
+                loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
+            )
+    if plan.hosts.sharded:
+        host_samples.check_same_model(loaded.model, plan.hosts)
+    samples = host_samples.gather_hosts(samples, task.data.sharded, plan.hosts, plan.host)
+    stops = task.stop_tokens(loaded.tokenizer, samples, loaded.max_length)
+    resolution.add_stop_tokens(stops, loaded, table)
+    prepared = lay_out(loaded, samples, table)
+    watch.lap("tokens")
+    return replace(prepared, lengths=lengths, sections=sections)
+
+
+def lay_out(loaded: Loaded, samples: Mapping[str, Samples], table: Table) -> Prepared:
+    """Decide how samples make batches. Raise HyperparameterError if packing=True, and the model
+    cannot be packed, and DistributedError if one process would have to use several GPUs."""
+    args = loaded.arguments
+    if args.n_gpu > 1:
+        raise DistributedError(
+            f"One process sees {args.n_gpu} GPUs.",
+            "Start the script by torchrun with one process for each GPU, or select one by "
+            "CUDA_VISIBLE_DEVICES.",
+        )
+    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table)
+    arguments = trainer_arguments.changed(
+        args,
+        per_device_train_batch_size=decided.cut.size,
+        gradient_accumulation_steps=decided.cut.accumulation,
+        **trainer_arguments.fitted_warmup(args, decided.training.steps(), table),
+    )
+    return Prepared(loaded=replace(loaded, arguments=arguments), samples=samples, batches=decided)
