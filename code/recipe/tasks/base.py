@@ -161,8 +161,6 @@ class Task(ABC):
     """Whether a row may become several samples, each of which has an entry in `lengths`."""
     samples_are_rows: ClassVar[bool] = False
     """Whether each training sample is the row of `data.train` with its number."""
-    reads_texts: ClassVar[bool] = True
-    """Whether samples have tokens, whose number `lengths` counts."""
     takes_shards: ClassVar[bool] = False
     """Whether channels may be sharded over hosts. Such a task chooses columns and classes by the
     data of all hosts (`recipe.data.layout.shards`), and indexes arrays of tokens by

@@ -28,8 +28,8 @@ from recipe.errors import HyperparameterError
 from recipe.plan.resolution import Plan
 from recipe.plan.trainer_arguments import name_of
 from recipe.runtime.device import everyones
+from recipe.runtime.stopwatch import Stopwatch
 from recipe.training.preparation import Prepared
-from recipe.training.stopwatch import Stopwatch
 
 _MEASURED, _WARM_UP = 10, 2
 """Steps after which a training is forecast, and those of them that are slower than later ones."""

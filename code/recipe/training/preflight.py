@@ -28,12 +28,12 @@ from recipe.plan.batch_layout import Loaded
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory
+from recipe.runtime.stopwatch import Stopwatch
 from recipe.storage import atomic
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine
 from recipe.training.forecast import forecast_job
 from recipe.training.preparation import Prepared, prepare
-from recipe.training.stopwatch import Stopwatch
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
@@ -82,35 +82,40 @@ def inspect(
 
 def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], None]) -> None:
     """Add findings from a sample of the data: lengths, steps, disk and memory."""
-    task, args = plan.task, plan.arguments
+    task, given, args = plan.task, plan.hyperparameters, plan.arguments
     size = args.per_device_train_batch_size
     step_samples = size * plan.device.processes * args.gradient_accumulation_steps
-    measured = data_report.sampled_rows(task)
-    # Enough rows for a few batches, so that packing fills them as with all the data.
-    wanted = max(len(measured) if task.reads_texts else 0, 4 * size, tried * step_samples)
-    every = range(len(task.data.train))
-    rows = sorted(random.Random(plan.hyperparameters.seed).sample(every, min(wanted, len(every))))
+    rows: list[int] = []
+    steps = [0, 0]
+    """Of an epoch, and in all."""
+
+    def choose_rows(loaded: Loaded, lengths: Sequence[int]) -> Sequence[int]:
+        if given.trains:
+            steps[:] = _count_steps(plan, loaded.max_length, lengths, step_samples, add)
+        # Enough rows for a few batches, so that packing fills them as with all the data.
+        measured = len(data_report.sampled_rows(task)) if lengths else 0
+        every = range(len(task.data.train))
+        wanted = min(max(measured, 4 * size, tried * step_samples), len(every))
+        rows.extend(sorted(random.Random(given.seed).sample(every, wanted)))
+        return rows
 
     def add_decision(decision: Finding) -> None:
         if decision.what != "steps":  # those of the sample
             add(decision)
 
     with tempfile.TemporaryDirectory(prefix="amphora-") as folder:
-        tries = tried > 0 and plan.hyperparameters.trains and not plan.hyperparameters.load_in_4bit
-        prepared_plan = _trial_plan(plan, folder, tried) if tries else plan
+        tries = tried > 0 and given.trains and not given.load_in_4bit
         watch = Stopwatch()
-        prepared = prepare(prepared_plan, Table(add_decision), watch, rows=rows)
-        if not plan.hyperparameters.trains:
-            return
+        tried_plan = _trial_plan(plan, folder, tried) if tries else plan
+        prepared = prepare(tried_plan, Table(add_decision), watch, choose_rows=choose_rows)
         share = len(task.train) / max(1, len(rows))
         setup = time.monotonic() - started + watch.seconds["tokens"] * (share - 1)
-        steps_of_epoch, steps = _count_steps(plan, prepared, len(measured), step_samples, add)
         if tries:
-            add(_try(plan, prepared, setup, steps_of_epoch, steps))
-        elif tried:
+            add(_try(plan, prepared, setup, *steps))
+        elif given.trains and tried:
             detail = "not measured for a model in 4 bits; a job with max_train_steps=20 measures it"
             add(Finding(level=WARNING, what="trial", detail=detail))
-        else:
+        elif given.trains:
             add(_estimate_memory(plan, prepared.loaded))
 
 
@@ -131,16 +136,16 @@ def _trial_plan(plan: Plan, folder: str, steps: int) -> Plan:
 
 def _count_steps(
     plan: Plan,
-    prepared: Prepared,
-    measured: int,
+    longest: int,
+    lengths: Sequence[int],
     step_samples: int,
     add: Callable[[Finding], None],
 ) -> tuple[int, int]:
-    """Return the optimizer steps of an epoch and of the job, of which some rows were measured, and
-    add what they and their tokens on the disk take."""
-    task, longest, args = plan.task, prepared.loaded.max_length, plan.arguments
-    rows, lengths = len(task.train), prepared.lengths
-    count = measured if task.lengths_are_of_samples else len(lengths or [1])
+    """Return the optimizer steps of an epoch and of the job, and add findings on them and on the
+    disk's room for the tokens. `lengths` are those of some rows."""
+    task, args, rows = plan.task, plan.arguments, len(plan.task.train)
+    drawn = data_report.sampled_rows(task)
+    count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
     per_epoch = math.ceil(round(rows * pieces) / step_samples)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)

@@ -6,7 +6,7 @@ measure and compute the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import set_seed
@@ -20,8 +20,8 @@ from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports.section import Section
 from recipe.runtime import device, host_order, xla
+from recipe.runtime.stopwatch import Stopwatch
 from recipe.training import host_samples
-from recipe.training.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,6 @@ class Prepared:
     samples: Mapping[str, Samples]
     """Those of `train`, `evaluation` and maybe `test`."""
     batches: BatchPlan
-    lengths: Sequence[int] = ()
-    """The tokens of some training rows before truncation; empty if they were not counted."""
     sections: Sequence[Section] = ()
     """The report's sections on the data."""
 
@@ -44,7 +42,7 @@ def prepare(
     table: Table,
     watch: Stopwatch | None = None,
     *,
-    rows: Sequence[int] | None = None,
+    choose_rows: Callable[[Loaded, Sequence[int]], Sequence[int]] | None = None,
     samples: Mapping[str, Samples] | None = None,
 ) -> Prepared:
     """Set up the process, load the model, tokenize the data and lay out its batches. All processes
@@ -53,7 +51,8 @@ def prepare(
     Args:
         table: Receives the decisions, and findings on the data.
         watch: Measures the phases.
-        rows: The training rows to use, with a few of the evaluation; None means all.
+        choose_rows: Returns the training rows to use, with a few of the evaluation, by the model
+            and the tokens of some rows; None means all.
         samples: Samples of an earlier call for the same tokenizer, which are not made again.
 
     Raises:
@@ -72,16 +71,17 @@ def prepare(
     lengths: Sequence[int] = ()
     sections: Sequence[Section] = ()
     # A host may have no rows of sharded channels.
-    if is_first_process() and (given.trains or rows is not None) and len(task.data.train):
+    if is_first_process() and (given.trains or choose_rows) and len(task.data.train):
         lengths = data_report.sampled_lengths(task, loaded.tokenizer)
         findings, sections = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
         for finding in findings:
             table.append(finding)
         watch.lap("data report")
     with waits():
-        if rows is None:
+        if choose_rows is None:
             samples = task.samples(loaded.tokenizer, loaded.max_length)
         else:
+            rows = choose_rows(loaded, lengths)
             samples = task.some_samples(
                 loaded.tokenizer, loaded.max_length, rows, plan.arguments.eval_batch_size
             )
@@ -92,7 +92,7 @@ def prepare(
     resolution.add_stop_tokens(stops, loaded, table)
     prepared = lay_out(loaded, samples, table)
     watch.lap("tokens")
-    return replace(prepared, lengths=lengths, sections=sections)
+    return replace(prepared, sections=sections)
 
 
 def lay_out(loaded: Loaded, samples: Mapping[str, Samples], table: Table) -> Prepared:

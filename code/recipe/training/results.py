@@ -20,12 +20,12 @@ from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports import last_answers, model_card, report, verdict
 from recipe.runtime import distribution, xla
+from recipe.runtime.stopwatch import Stopwatch
 from recipe.storage import atomic, hub
 from recipe.tasks.base import OK, WARNING, Finding, judged_split
 from recipe.training import proving, quantization
 from recipe.training.engine import Engine
 from recipe.training.preparation import Prepared
-from recipe.training.stopwatch import Stopwatch
 
 _REMEDY = (
     "Free space there or raise the volume size, then start the job again. It resumes from its last "

@@ -20,12 +20,12 @@ from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports import model_card, tracking
 from recipe.runtime import device, distribution, memory, xla
+from recipe.runtime.stopwatch import Stopwatch
 from recipe.tasks.base import WARNING, Finding
 from recipe.training import engine, forecast, job_identity, preparation, results
 from recipe.training.engine import Engine
 from recipe.training.preparation import Prepared
 from recipe.training.progress import MetricLines, ProgressLines
-from recipe.training.stopwatch import Stopwatch
 
 
 def run(

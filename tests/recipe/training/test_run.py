@@ -6,14 +6,19 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from recipe import metrics
 from recipe.errors import RecipeError
+from recipe.plan import resolution
+from recipe.runtime import memory
+from recipe.training import preflight
 from tests.support import circulating
-from tests.support.jobs import QUICK, Job
+from tests.support.jobs import QUICK, Job, folders_of
 from tests.support.words import reviews, write_reviews
 
 
@@ -193,3 +198,30 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
         assert "train data" not in capsys.readouterr().out
     with pytest.raises(RecipeError, match="do_train=False"):
         Job(tmp_path, {"test": data, "model": tiny_model}, job.argv).run_here("--do_eval", "True")
+
+
+def test_doctor_tries_steps_with_the_threads_allocator_and_seed_of_a_training(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {"train": write_reviews(tmp_path / "in" / "data.csv", 40).parent}
+    argv = ["--model_id", str(tiny_model), "--use_cpu", "True", "--max_length", "32"]
+    usual, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    states: list[tuple[int, int]] = []
+    real = resolution.load
+
+    def load(*given: Any) -> Any:
+        states.append((torch.get_num_threads(), torch.initial_seed()))
+        return real(*given)
+
+    monkeypatch.setattr(resolution, "load", load)
+    monkeypatch.setattr(memory, "keep_freed", lambda: states.append((0, 0)))
+    try:
+        for steps in (0, 2):
+            torch.set_num_threads(cores + 1)
+            torch.manual_seed(1)
+            *_, last = preflight.inspect(argv, folders_of(tmp_path, channels), 1, steps)
+            assert ("2 steps trained" in last.detail) == (steps > 0), last
+    finally:
+        torch.set_num_threads(usual)
+    assert states == [(0, 0), (cores, 42)] * 2

@@ -54,7 +54,6 @@ class ImageClassification(Classification):
     options: Options
     objective: _ImageLabels
     shown_columns = (LOCATION, "")
-    reads_texts = False
 
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(SCORES)
