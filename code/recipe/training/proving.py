@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ _MOST_BYTES_OF_STOPPED = 4_000_000_000
 """Weights of the largest model that is proved within the 120 s that a stopped job has."""
 
 
-def prove(task: str, folder: Path, table: Table, is_partial: bool) -> None:
+def prove(
+    task: str, folder: Path, table: Table, is_partial: bool, environ: Mapping[str, str]
+) -> None:
     """Write proof.json into the folder of a model, and SHA256SUMS. If the proof cannot be computed,
     the table has a warning, and the model has none.
 
@@ -37,10 +39,11 @@ def prove(task: str, folder: Path, table: Table, is_partial: bool) -> None:
         task: The task of the training.
         folder: The files of the model, as they are served.
         is_partial: Whether the training was stopped, and the job ends soon.
+        environ: The variables by which a server would load it.
     """
     sums = checksums.sums(folder)
     try:
-        proof = _made(task, folder, sums, is_partial)
+        proof = _made(task, folder, sums, is_partial, environ)
         proof.write(folder)
     except Exception as error:  # the trained model matters more than its proof
         why = f"not written: {type(error).__name__}: {str(error)[:300]}"
@@ -52,7 +55,13 @@ def prove(task: str, folder: Path, table: Table, is_partial: bool) -> None:
     checksums.write(folder, sums)
 
 
-def _made(task: str, folder: Path, sums: dict[str, str], is_partial: bool) -> Proof:
+def _made(
+    task: str,
+    folder: Path,
+    sums: Mapping[str, str],
+    is_partial: bool,
+    environ: Mapping[str, str],
+) -> Proof:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if is_partial and size > _MOST_BYTES_OF_STOPPED:
         raise MemoryError("the model is too large for the time of a stopped job")
@@ -60,13 +69,13 @@ def _made(task: str, folder: Path, sums: dict[str, str], is_partial: bool) -> Pr
     if free is not None and free < _COPIES * size:
         raise MemoryError(f"{memory.size(_COPIES * size)} are needed, {memory.size(free)} are free")
     with precision.as_reference(), _quiet(), torch.random.fork_rng([]):
-        name, served = load(task, folder)
+        name, served = load(task, folder, environ)
         return making.make(name, served, sums)
 
 
-def load(task: str, folder: Path) -> tuple[str, Any]:
+def load(task: str, folder: Path, environ: Mapping[str, str]) -> tuple[str, Any]:
     """Return the name of the task that serves a model of a training task, and the loaded model."""
-    origin = Origin.find(str(folder), {})
+    origin = Origin.find(str(folder), environ)
     if task == "image-classification":
         return task, Foreign.load(origin, task, {})
     # Rankings are served as classifications.

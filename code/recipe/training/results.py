@@ -147,8 +147,9 @@ class JobResults:
                 # An earlier model's int8 would be served instead.
                 shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
                 self.plan.task.save(model, weights, self.prepared.loaded.tokenizer, folder)
-                task = str(self.plan.hyperparameters.task)
-                proving.prove(task, folder, self.table, bool(facts.partial))
+                given = self.plan.hyperparameters
+                trusts = {"HF_TRUST_REMOTE_CODE": "1"} if given.trust_remote_code else {}
+                proving.prove(str(given.task), folder, self.table, bool(facts.partial), trusts)
                 _write_card(facts, folder)
             state = trainer.state
             step, which = state.global_step, "the last"

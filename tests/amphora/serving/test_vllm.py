@@ -1,6 +1,7 @@
 """The choice of the engine that generates text, the arguments of vLLM's server, what it receives for Hugging Face's and
 TGI's bodies, and what its answers become."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ import pytest
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import settings as settings_module
+from amphora.serving.pool.spawner import ModelError
 from amphora.serving.settings import ServerSettings
 from amphora.serving.vllm import selection, server_arguments, vllm_source
+from amphora.serving.vllm.prompt_proof import PromptProof
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import reason
+from tests.support import recording_vllm
 from tests.support.recording_vllm import install
 from tests.support.servers import Running
 from tests.support.until import until
@@ -681,6 +685,75 @@ def test_a_stream_that_breaks_is_not_ended_as_if_it_were_whole(server: Running, 
         return
     # The error came together with the first token, so that no status had been sent.
     assert reply.status_code == 500
+
+
+PROOF: Any = {
+    "amphora_proof": 1, "reading": "log-probabilities", "versions": {"torch": "2.13.0"},
+    "tolerances": {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02},
+    "probes": [{
+        "name": "probe 1", "prompt": prompt, "margins": [0.5, 0.05, 0.5],
+        "rows": [{"ids": [1, 2], "types": None, "keep": None, "tokens": [3, 4, 5]}],
+        "values": [{"shape": [4], "columns": None, "numbers": [-1.0, -2.0, -0.5, -0.1]}],
+    } for prompt in ("hello", CHAT)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("falsified", "environ", "cause"),
+    [
+        ({}, {}, ""),
+        ({"ids": [1, 7]}, {}, r"probe 1 has the tokens \[1, 7\], not \[1, 2\]. Cause: tokenizer"),
+        ({"scores": 0.05}, {}, ""),
+        ({"scores": 0.2}, {}, "differ by 0.2, and 0.1 is allowed. Cause: weights, precision"),
+        ({"scores": 0.05}, {"AMPHORA_DTYPE": "float32"}, "differ by 0.05, and 0.02 is allowed"),
+        ({"scores": 9}, {"SM_VLLM_QUANTIZATION": "fp8"}, ""),
+        ({"tokens": [9, 4, 5]}, {}, r"continued by the tokens \[9, 4, 5\], not \[3, 4, 5\]"),
+        ({"tokens": [3, 9, 9]}, {}, ""),  # the second best was as good
+    ],
+)
+def test_answers_are_compared_with_the_proof_of_the_model(
+    tmp_path: Path, falsified: dict[str, Any], environ: dict[str, str], cause: str
+) -> None:
+    (tmp_path / "proof.json").write_text(json.dumps(PROOF))
+    proof = PromptProof.read(tmp_path, environ)
+    assert proof is not None
+
+    async def answer(route: str, body: Any, seconds: float) -> tuple[int, bytes]:
+        document = recording_vllm.proved_answer(dict(body), {**PROOF, "falsified": falsified})
+        return 200, json.dumps(document).encode()
+
+    def verify() -> None:
+        asyncio.run(proof.verify("model", answer, 9))
+
+    if cause:
+        with pytest.raises(ModelError, match=cause):
+            verify()
+    else:
+        verify()
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_model_that_answers_otherwise_than_proved_is_not_served(
+    tmp_path: Path, setting: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model/tokenizer.json").write_text("{}")
+    proof = {**PROOF, "falsified": {"ids": [1, 7]}}
+    (tmp_path / "model/proof.json").write_text(json.dumps(proof))
+    environ = {
+        "PYTHONPATH": str(install(tmp_path / "vllm-site")), "RECORDED": str(tmp_path / "recorded"),
+        "AMPHORA_PROOF": setting,
+    }  # fmt: skip
+    with Running(tmp_path, environ) as running:
+        if setting == "off":
+            running.ready()
+            assert "AMPHORA_PROOF=off: answers are not compared with proof.json" in running.log
+            return
+        assert running.process.wait(60) != 0
+        last = running.log.splitlines()[-1]
+        assert "has the tokens [1, 7], not [1, 2]. Cause: tokenizer" in last
+        assert "AMPHORA_PROOF=off serves it anyway" in last
 
 
 def test_a_server_whose_engine_is_dead_is_not_ready(server: Running) -> None:

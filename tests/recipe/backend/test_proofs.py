@@ -41,7 +41,7 @@ KINDS = {
 
 def prove(task: str, folder: Path) -> Path:
     rows: list[Any] = []
-    proving.prove(task, folder, Table(rows.append), is_partial=False)
+    proving.prove(task, folder, Table(rows.append), is_partial=False, environ={})
     assert [row.level for row in rows] == ["ok"], rows
     return folder
 
@@ -301,3 +301,16 @@ def test_a_proof_of_another_format_is_refused(copied: Callable[[str], Path]) -> 
         registry.load(str(folder), os.environ)
     (folder / "proof.json").write_text("{}")
     registry.load(str(folder), os.environ)
+
+
+def test_a_chat_template_that_writes_the_date_is_not_proved(tmp_path: Path) -> None:
+    """Its prompts are other ones on the next day; a chat without it is."""
+    folder = save("LlamaForCausalLM", tmp_path / "model")
+    template = "{{ %s }} {%% for m in messages %%}{{ m['content'] }}{%% endfor %%}"
+    for written, count in (("strftime_now('%H %M %S')", 2), ("'chat'", 3)):
+        (folder / "chat_template.jinja").write_text(template % written)
+        (folder / "proof.json").unlink(missing_ok=True)
+        prove("causal-lm", folder)
+        proof = json.loads((folder / "proof.json").read_text())
+        assert [type(probe["prompt"]) for probe in proof["probes"]] == [str, str, list][:count]
+        registry.load(str(folder), os.environ)

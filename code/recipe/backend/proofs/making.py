@@ -54,14 +54,23 @@ def make(name: str, task: ServedTask, files: Mapping[str, str]) -> Proof:
         raise ModelError("An answer is NaN or infinite.", "")
     stored, probes = iter(map(StoredValues.store, values)), []
     for number, (some, group) in enumerate(zip(prepared, rows, strict=True), 1):
+        prompt = None
         kept = [next(stored) for _ in group]
         answer, margins = None, list[float]()
         if reading is None:
             margins = [margin for row in group for margin in computing.margins(loaded, row)]
+            prompt = requests[number - 1].inputs[0]
         elif some is not None:
             answer = _rounded(checking.answer_of(task, some, [one.restore() for one in kept]))
         probes.append(
-            Probe(name=f"probe {number}", rows=group, values=kept, answer=answer, margins=margins)
+            Probe(
+                name=f"probe {number}",
+                rows=group,
+                values=kept,
+                answer=answer,
+                margins=margins,
+                prompt=prompt,
+            )
         )
     return Proof(
         task=name,

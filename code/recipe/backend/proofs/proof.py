@@ -123,6 +123,8 @@ class Probe:
     """What the task makes of these values, as JSON; of a refused request None."""
     margins: list[float] = field(default_factory=list)
     """By how much the generated tokens are better than the second best, in log-probability."""
+    prompt: Any = None
+    """The text or the messages that are continued."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
+from amphora.serving.vllm.prompt_proof import PromptProof
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import ServerProcess
 
@@ -67,6 +68,7 @@ class Engine:
         self.settings = settings
         self._metrics = metrics
         self._environ = server_arguments.environment(environ)
+        self._proof = PromptProof.read(settings.model_dir, environ)
         self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
         self._socket = Path(self._folder.name) / "socket"
         self._command = server_arguments.command(settings, environ, selection, self._socket)
@@ -256,6 +258,8 @@ class Engine:
         for name, folder in self.adapters.items():
             await self._add_adapter(name, folder)
         await self._try(self.name)
+        if self._proof is not None:
+            await self._proof.verify(self.name, self.answer, limit)
         message = {"model": self.name, "messages": [{"role": "user", "content": "Hello"}]}
         status, _ = await self.answer(routes.CHAT, {**message, "max_tokens": 1}, limit)
         chat = [routes.CHAT, routes.RESPONSES] if status == 200 else []
