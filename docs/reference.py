@@ -98,12 +98,12 @@ def _columns() -> Iterator[str]:
     yield ""
     for name, spec in TASKS.items():
         columns: dict[str, dict[str, None]] = {}
-        pairs: dict[str, None] = {}
+        pairs: dict[str, dict[str, None]] = {}
         for form in spec.forms:
             if form.needs_task:
                 continue
-            if form.is_pair and all(len(column.names) == 1 for column in form.columns[:2]):
-                pairs["+".join(column.names[0] for column in form.columns[:2])] = None
+            for first, second in form.pairs:
+                pairs.setdefault(first, {})[second] = None
             shown = form.columns[2:] if form.is_pair else form.columns
             for column in shown:
                 key = column.setting or f"columns={column.role}:"
@@ -111,7 +111,8 @@ def _columns() -> Iterator[str]:
                 names.update(dict.fromkeys(column.names))
                 names.update((f"[{name}]", None) for name in column.names_of_task)
         rows = [f"{role} `{'|'.join(names)}`" for role, names in columns.items()]
-        rows += [f"pairs `{'|'.join(pairs)}`"] if pairs else []
+        joined = [f"{first}+{'|'.join(seconds)}" for first, seconds in pairs.items()]
+        rows += [f"pairs `{', '.join(joined)}`"] if pairs else []
         yield f"- {name}: {'; '.join(rows)}"
 
 
@@ -127,6 +128,7 @@ def _shown_forms(spec: TaskSpec, most: int) -> str:
     """Return the columns of the usual forms of a task: the plain ones first, one of pairs."""
     forms: dict[str, tuple[bool, ...]] = {}
     for form in spec.forms:
+        form = form.with_pair(form.pairs[0]) if form.pairs else form
         required = [column for column in form.columns if not column.is_optional]
         if form.needs_task or any(c.kind in (Kind.TOKEN_IDS, Kind.ARTICLES) for c in required):
             continue

@@ -7,7 +7,7 @@ one task takes is declared in its spec.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.errors import DataError
@@ -287,7 +287,8 @@ class DataSettings(JobSettings):
     columns: str | None = option(
         None,
         "Columns by their roles, for roles that no other hyperparameter names, such as "
-        "question:frage,context:kontext. docs/DATA.md lists the roles of each task.",
+        "question:frage,context:kontext; a role with several columns is repeated. "
+        "docs/REFERENCE.md lists the roles of each task.",
     )
     ignore_columns: str | None = option(
         None,
@@ -365,7 +366,7 @@ class DataSettings(JobSettings):
         return separated(self.ignore_columns)
 
     @property
-    def columns_by_role(self) -> dict[str, str]:
+    def columns_by_role(self) -> dict[str, list[str]]:
         """Return the columns that the hyperparameter `columns` names, by their roles.
 
         Raises:
@@ -377,14 +378,17 @@ class DataSettings(JobSettings):
                 f"Hyperparameter columns has value {self.columns!r}.",
                 "Give roles and their columns, such as columns=question:frage,context:kontext.",
             )
-        return {role.strip(): column.strip() for role, _, column in pairs}
+        by_role: dict[str, list[str]] = {}
+        for role, _, column in pairs:
+            by_role.setdefault(role.strip(), []).append(column.strip())
+        return by_role
 
     @property
     def named_columns(self) -> set[str]:
         """Return the columns to which hyperparameters give a role."""
         values = [getattr(self, setting) for setting in COLUMN_SETTINGS]
         names = {name for value in values if value for name in (value, *separated(value))}
-        return {*names, *self.columns_by_role.values()}
+        return names.union(*self.columns_by_role.values())
 
     @property
     def names_in_header(self) -> bool | frozenset[str]:
@@ -392,12 +396,12 @@ class DataSettings(JobSettings):
         first row of delimited text is the header if it has one of these."""
         if self.header is not None:
             return self.header
-        return frozenset({*self.named_columns, *self.ignored_columns})
+        languages = {self.source_lang, self.target_lang} - {None}
+        return frozenset({*self.named_columns, *self.ignored_columns, *map(str, languages)})
 
 
-COLUMN_SETTINGS = tuple(
-    item.name
-    for item in fields(DataSettings)
-    if item.name.endswith(("_column", "_columns")) and item.name != "ignore_columns"
+COLUMN_SETTINGS = (
+    *("text_column", "text_pair_column", "label_column", "image_column", "negative_columns"),
+    *("prompt_column", "completion_column", "messages_column"),
 )
 """The hyperparameters that name the column of a role."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
+from recipe import column_words
 from recipe.option_fields import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
@@ -56,6 +57,13 @@ class Column:
     """More aliases, which count only if the hyperparameter `task` is given."""
     weak_names: Sequence[str] = ()
     """Names that count only if no other column may be meant: `title` may be a part of a text."""
+    similar_names: frozenset[str] = frozenset()
+    """Names, those of other languages among them, that count as weak ones if no column has one of
+    `names`."""
+    nouns: frozenset[str] = frozenset()
+    """The same for last words of longer names: `clean_text`."""
+    marks: frozenset[str] = frozenset()
+    """The same for first words: `is_spam`."""
     is_optional: bool = False
     is_target: bool = False
     """Whether training learns it: requests and unlabelled test files lack it."""
@@ -68,10 +76,15 @@ class Column:
     is_content: bool = True
     """Whether other tasks may not leave it unread. They may leave out identifiers, for example."""
 
-    @property
-    def naming(self) -> str:
-        """Return what names the column in a job: `text_column=` or `columns=question:`."""
-        return f"{self.setting}=" if self.setting else f"columns={self.role}:"
+    def is_like(self, name: str) -> bool:
+        """Return whether a name is one of `similar_names`, or ends or begins as its names do."""
+        words = column_words.words_of(name)
+        is_long = len(words) > 1
+        return (
+            name.strip().lower() in self.similar_names
+            or (is_long and not self.nouns.isdisjoint({words[-1], f"{words[-1]}s"}))
+            or (is_long and words[0] in self.marks)
+        )
 
 
 @dataclass(frozen=True)
@@ -79,8 +92,9 @@ class Form:
     """One way to write the samples of a task: a set of columns that must all exist."""
 
     columns: tuple[Column, ...]
-    is_pair: bool = False
-    """Whether the names count only together: `source` alone is no column of a sample."""
+    pairs: Sequence[tuple[str, str]] = ()
+    """The names of the first two columns, which count only together: `source` alone is no column of
+    a sample. The first pair that a file has is read."""
     needs_task: bool = False
     """Whether the form is read only if the hyperparameter `task` is given."""
     extras: Sequence[str] = ()
@@ -88,6 +102,19 @@ class Form:
 
     def __getitem__(self, role: str) -> Column:
         return next(column for column in self.columns if column.role == role)
+
+    @property
+    def is_pair(self) -> bool:
+        """Return whether two columns are found by the names of a pair."""
+        return bool(self.pairs)
+
+    def with_pair(self, pair: tuple[str, str]) -> Form:
+        """Return the form whose first two columns have the names of one pair, and no others."""
+        named = (
+            replace(column, names=(name,), nouns=frozenset(), similar_names=frozenset())
+            for column, name in zip(self.columns, pair, strict=False)
+        )
+        return replace(self, columns=(*named, *self.columns[2:]))
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -179,24 +206,6 @@ def stem(name: str) -> str:
     return normalized(_NUMBER.sub("", name.strip()))
 
 
-def pair_forms(
-    pairs: Sequence[tuple[str, str]],
-    first: Column,
-    second: Column,
-    *others: Column,
-    extras: Sequence[str] = (),
-) -> list[Form]:
-    """Return a form for each pair of names that belong together."""
-    return [
-        Form(
-            (replace(first, names=(a,)), replace(second, names=(b,)), *others),
-            is_pair=True,
-            extras=extras,
-        )
-        for a, b in pairs
-    ]
-
-
 # The columns that several tasks share.
 TEXT_NAMES = (
     *("text", "texts", "sentence", "review", "content", "tweet", "comment", "comment_text", "body"),
@@ -210,6 +219,8 @@ TEXT = Column(
     kind=Kind.TEXT,
     setting="text_column",
     weak_names=("title", "headline", "description"),
+    nouns=column_words.TEXT_NOUNS,
+    similar_names=column_words.TEXTS,
 )
 TEXT_PAIR = Column(
     role="text_pair", names=("text_pair",), kind=Kind.TEXT, setting="text_pair_column"
@@ -232,6 +243,9 @@ LABEL = Column(
     names=LABEL_NAMES,
     setting="label_column",
     weak_names=("score", "category", "topic"),  # `score` may count votes
+    nouns=column_words.LABEL_NOUNS,
+    marks=column_words.LABEL_MARKS,
+    similar_names=column_words.LABELS,
     is_target=True,
     is_list=True,
 )
@@ -267,6 +281,15 @@ PAIRS: Sequence[tuple[str, str]] = (
 """The names of the two texts of a pair, in the order in which they are read."""
 PROMPT_NAMES = ("prompt", "instruction", "question", "query", "input", "inputs", "problem")
 COMPLETION_NAMES = ("completion", "response", "answer", "output", "target", "targets", "solution")
+SUMMARY_PAIRS: Sequence[tuple[str, str]] = (
+        ("document", "summary"), ("article", "highlights"), ("dialogue", "summary"),
+        ("article", "summary"), ("text", "summary"), ("article", "abstract"),
+        ("description", "abstract"), ("report", "summary"), ("body", "summary"),
+        ("content", "summary"), ("news_body", "news_title"), ("extract_text", "summary_text"),
+        ("transcript", "summary"), ("documents", "tldr"), ("text", "tldr"), ("text", "headline"),
+        ("article", "headline"), ("text", "abstract"), ("email_body", "subject_line"),
+    )  # fmt: skip
+"""The names of a text and of its summary."""
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
 CHOSEN_NAMES = (
     *("chosen", "chosen_response", "chosen_answer", "response_chosen", "accepted"),

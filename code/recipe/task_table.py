@@ -21,6 +21,7 @@ from recipe.spec import (
     Served,
     TaskSpec,
     normalized,
+    stem,
 )
 
 _FOLDERS = sorted(path.parent.name for path in (Path(__file__).parent / "tasks").glob("*/spec.py"))
@@ -71,9 +72,9 @@ def names_of_samples() -> NamesOfSamples:
     numbered: set[str] = set()
     for form in itertools.chain.from_iterable(spec.forms for spec in TASKS.values()):
         if form.is_pair:
-            first, second = form.columns[:2]
-            for pair in itertools.product(first.names, second.names):
-                targets = {normalized(pair[1])} if second.is_target else set()
+            is_target = form.columns[1].is_target
+            for pair in form.pairs:
+                targets = {normalized(pair[1])} if is_target else set()
                 pairs[frozenset(map(normalized, pair))] = frozenset(targets)
         for column in form.columns[2 * form.is_pair :]:
             if column.is_numbered:
@@ -87,3 +88,10 @@ def names_of_samples() -> NamesOfSamples:
         pairs=pairs,
         numbered=frozenset(numbered),
     )
+
+
+def names_target(name: str) -> bool:
+    """Return whether a name is known for what is learned, and never for an input."""
+    keys = {normalized(name), stem(name)}
+    known = [single for key in keys if (single := names_of_samples().single.get(key)) is not None]
+    return bool(known) and all(known)

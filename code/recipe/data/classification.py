@@ -134,8 +134,9 @@ def _read(path: Path, header: HeaderHint) -> Part:
             f"{path} is a plain text, without a label.",
             "Write rows of a text and a label, of folders of classes such as by: python -c "
             '\'import json, pathlib; [print(json.dumps({"text": path.read_text(), '
-            '"label": path.parent.name})) for path in pathlib.Path("train").glob("*/*")]\' '
-            "> train.jsonl. Or give task=causal-lm or task=masked-lm, to learn the texts alone.",
+            '"label": path.parts[1]})) for path in pathlib.Path("train").rglob("*") '
+            "if path.is_file()]' > train.jsonl. Or give task=causal-lm or task=masked-lm, to learn "
+            "the texts alone.",
         )
     part = formats.read(path, header=header)
     if part.format == "CoNLL":

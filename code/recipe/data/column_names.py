@@ -43,15 +43,23 @@ SPLIT_COLUMNS = (
 _WORDS = {word: split for split, words in SPLITS.items() for word in words}
 _AMONG_WORDS = re.compile(r"[^a-z]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_METHOD = re.compile(r"(?<![A-Za-z])[A-Z]+[a-z]+(Eval|Testing)(?![a-z])")
 _ENDING = re.compile(r"(set|data|file|split)?s?")
 _LETTERED = {"testa": "test", "testb": "test"}
 """The words of CoNLL-2003's files that hold no training data."""
 
 
 def splits_in(name: str) -> set[str]:
-    """Return the splits that a name mentions: train for `imdb_train-00001` and `trainSet`."""
-    spaced = _HUMP.sub(" ", name).lower()
-    words = _AMONG_WORDS.split(re.sub(r"h(o|e)ld[-_ ]out", "holdout", spaced))
+    """Return the splits that a name mentions: train for `imdb_train-00001` and `trainSet`.
+
+    Words within a word count if none stands between separators, except those that end the names of
+    competitions and methods: `SemEval2016`, `UserTesting`.
+    """
+    return _splits_in(name) or _splits_in(_HUMP.sub(" ", _METHOD.sub("", name)))
+
+
+def _splits_in(name: str) -> set[str]:
+    words = _AMONG_WORDS.split(re.sub(r"h(o|e)ld[-_ ]out", "holdout", name.lower()))
     return {_LETTERED[word] for word in words if word in _LETTERED} | {
         split
         for word in words

@@ -1,24 +1,34 @@
-"""Hyperparameters that name columns: read them, and propose them where columns are not clear."""
+"""Hyperparameters that name columns, and what the values of columns look like."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.column_words import words_of
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import COLUMN_SETTINGS, DataSettings, separated
-from recipe.spec import Column, Kind, TaskSpec
+from recipe.spec import HEADS_OF_TEXTS, TEXTS_OF_SAMPLES, normalized, stem
+from recipe.task_table import names_of_samples
 
+_DERIVED = {
+    *("label", "annot", "clean", "cleaned", "processed", "preprocessed", "normalized", "tidy"),
+    *("lemmatized", "tokenized", "raw", "meta"),
+    *("num", "n", "number", "total", "count", "is", "has"),
+}
+"""Words in names of columns that repeat, count or describe others."""
 _IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
 """Names of columns that messages propose only if there are no others."""
-_SHOWN_COLUMNS, _SHOWN_CHARS, _SHOWN_LINES = 12, 40, 8
+_SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 _SAMPLE_ROWS = 1_000
+_FEWEST_ROWS, _MOST_CLASSES = 12, 50
+_WORDS_OF_TEXTS = 1.5
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
@@ -28,48 +38,22 @@ class ColumnsError(DataError):
     """The columns of a file do not make the samples of a task.
 
     Args:
-        lines: The hyperparameters that choose the columns, with the effect of each.
-        advice: What else to do.
-        missing: How many roles have no column; 0 if columns are ambiguous or would not be read.
-        is_near: Whether any role has a column.
-        is_close: Whether two or more have one, and a single role has none.
+        advice: What to do if no hyperparameter solves it.
         is_rival: Whether columns of a sample would not be read, or which ones is not clear.
+        is_final: Whether no hyperparameter helps.
+        unread: Columns that ignore_columns may leave out.
     """
 
     def __init__(
         self,
         message: str,
-        lines: Sequence[str],
         advice: str = "",
-        missing: int = 0,
-        is_near: bool = True,
-        is_close: bool = False,
         is_rival: bool = False,
+        is_final: bool = False,
+        unread: Sequence[str] = (),
     ) -> None:
-        super().__init__(message, remedy(lines, advice))
-        self.lines, self.advice = lines, advice
-        self.missing, self.is_near, self.is_rival = missing, is_near, is_rival
-        self.is_close = is_close
-
-
-def remedy(lines: Sequence[str], advice: str = "") -> str:
-    """Return the remedy to give one of some hyperparameters."""
-    return " ".join(filter(None, (f"Give {'; or '.join(lines)}." if lines else "", advice)))
-
-
-def several_candidates(
-    part: Part, spec: TaskSpec, candidates: Mapping[Column, Sequence[str]], settings: DataSettings
-) -> ColumnsError:
-    """Return the refusal of a file in which several columns may have one role."""
-    shown, choices = [], []
-    for column, names in candidates.items():
-        shown.append(f"{len(names)} columns may be the {column.role}: {examples(part, names)}")
-        choices.append([f"{column.naming}{quoted(name)}" for name in names])
-        if column.setting == "text_column" and len(names) == 2 and takes_pairs(spec):
-            choices[-1].append(f"{column.naming}{quoted(','.join(names))} for a pair")
-    lines = [_joined(line, settings) for line in itertools.product(*choices)]
-    message = f"{part.path}: {'; '.join(shown)}."
-    return ColumnsError(message, lines[:_SHOWN_LINES], is_rival=True)
+        super().__init__(message, advice)
+        self.is_rival, self.is_final, self.unread = is_rival, is_final, unread
 
 
 def quoted(value: str) -> str:
@@ -77,68 +61,10 @@ def quoted(value: str) -> str:
     return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
 
 
-def _joined(pairs: Sequence[str], settings: DataSettings) -> str:
-    """Return a line of hyperparameters in which one `columns` names all roles, including given
-    ones."""
-    roles = [settings.columns] if settings.columns else []
-    is_given = len(roles)
-    roles += [pair.removeprefix("columns=") for pair in pairs if pair.startswith("columns=")]
-    others = [pair for pair in pairs if not pair.startswith("columns=")]
-    return " ".join([*others, *([f"columns={','.join(roles)}"] if len(roles) > is_given else [])])
-
-
 def named_settings(settings: DataSettings) -> str:
     """Return the hyperparameters that name columns, for messages."""
     names = [name for name in (*COLUMN_SETTINGS, "columns") if getattr(settings, name)]
     return ", ".join(f"{name}={getattr(settings, name)}" for name in names)
-
-
-def takes_pairs(spec: TaskSpec) -> bool:
-    """Return whether a task reads pairs of texts."""
-    return any(c.setting == "text_pair_column" for form in spec.forms for c in form.columns)
-
-
-def naming_lines(
-    part: Part, missing: Sequence[Column], read: Collection[str], settings: DataSettings
-) -> list[str]:
-    """Return the hyperparameters that name other columns of a file as the missing ones, or `...`.
-
-    Args:
-        read: The columns that have a role, or are ignored.
-    """
-    others = [name for name in part.table.column_names if name not in read]
-    others = [name for name in others if not is_identifier(name)] or others
-    others = [name for name in others if _sample(part, name)]
-
-    def may_be(column: Column, name: str) -> bool:
-        if column.is_repeated and not column.setting:
-            return False  # its several columns cannot be named: `columns` takes one for each role
-        if column.is_target and column.kind is not Kind.TEXT:
-            return True
-        if is_list(part.table.schema.field(name).type):
-            return column.kind not in (Kind.TEXT, Kind.IMAGE)
-        return column.kind is Kind.IMAGE or may_be_text(part, name)
-
-    candidates = [[name for name in others if may_be(column, name)] for column in missing]
-    sets = [names for names in itertools.product(*candidates) if len(set(names)) == len(names)]
-    if not sets:
-        return [_joined([f"{column.naming}..." for column in missing], settings)]
-    if len(sets) > _SHOWN_LINES and len(missing) > 1:
-        # The next refusal proposes the others.
-        return naming_lines(part, missing[:1], read, settings)
-    lines = [
-        _joined(
-            [f"{column.naming}{quoted(n)}" for column, n in zip(missing, names, strict=True)],
-            settings,
-        )
-        for names in sets
-    ]
-    if len(missing) == 1 and missing[0].is_list:
-        indicators = [name for name in others if is_flag(part, name)]
-        if len(indicators) > 1:
-            several = f"{missing[0].naming}{quoted(','.join(indicators))}"
-            lines.insert(0, f"{several} for several labels")
-    return lines[:_SHOWN_LINES]
 
 
 def is_identifier(name: str) -> bool:
@@ -148,7 +74,7 @@ def is_identifier(name: str) -> bool:
 
 def may_be_text(part: Part, name: str) -> bool:
     """Return whether a column holds strings that are not all numbers or dates."""
-    cells = _sample(part, name) if is_string(part.table.schema.field(name).type) else []
+    cells = sample_cells(part, name) if is_string(part.table.schema.field(name).type) else []
     return not all(is_number(cell) or DATE.fullmatch(cell.strip()) for cell in cells)
 
 
@@ -160,30 +86,60 @@ def is_flag(part: Part, name: str) -> bool:
     return {str(value).lower() for value in values} <= {*_FLAGS}
 
 
-def _sample(part: Part, name: str) -> list[Any]:
+def is_category(part: Part, name: str) -> bool:
+    """Return whether a column of strings has few values for its rows."""
+    cells = sample_cells(part, name) if is_string(part.table.schema.field(name).type) else []
+    return len(cells) >= _FEWEST_ROWS and len({*cells}) <= min(_MOST_CLASSES, len(cells) // 3)
+
+
+def holds_texts(part: Part, name: str) -> bool:
+    """Return whether a column holds strings of several words, which are not few values."""
+    if not may_be_text(part, name) or is_category(part, name):
+        return False
+    cells = [str(cell) for cell in sample_cells(part, name)]
+    # Other scripts have no spaces.
+    words = sum(len(cell.split()) + len(cell) // 8 * (not cell.isascii()) for cell in cells)
+    return words > len(cells) * _WORDS_OF_TEXTS
+
+
+def sample_cells(part: Part, name: str) -> list[Any]:
     """Return the values in the first rows of a column."""
     cells = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
     return [cell for cell in cells if cell not in NOTHING]
 
 
-def languages(part: Part, spec: TaskSpec) -> list[str]:
-    """Return the hyperparameters that choose the languages of a column of translations."""
-    patterns = {
-        name.partition("{")[0]
-        for form in spec.forms
-        for name in (() if form.needs_task else form.columns[0].names)
-        if "{" in name and not name.startswith("{")
-    }
-    codes = [
-        name.removeprefix(pattern)
-        for pattern in patterns
-        for name in part.table.column_names
-        if name.startswith(pattern)
-    ]
-    return [
-        f"source_lang={source} target_lang={target}"
-        for source, target in itertools.permutations(codes, 2)
-    ][:_SHOWN_LINES]
+def belongs(part: Part, name: str, is_target_named: bool) -> bool:
+    """Return whether a column belongs to a sample by its name, or by the last part of a record's
+    name."""
+    whole = normalized(name)
+    first, last = whole.partition(".")[0], whole.rpartition(".")[2]
+    keys = {whole, last, stem(name), stem(last)}
+    known_names = names_of_samples()
+    if keys & known_names.parts or (first != whole and first in known_names.parts):
+        return True
+    if stem(name) != whole and stem(name) in known_names.numbered:
+        return True
+    if known := [known_names.single[key] for key in keys if key in known_names.single]:
+        return not (is_target_named and all(known))
+    *qualifiers, noun = words = words_of(name)
+    if qualifiers and known_names.parts.issuperset(words):  # `Aspect Term`
+        return True
+    is_texts = is_string(kind := part.table.schema.field(name).type) or (
+        is_list(kind) and is_string(kind.value_type)
+    )
+    is_part = noun in HEADS_OF_TEXTS and any(
+        words[:-1] == qualifiers and words[-1] in TEXTS_OF_SAMPLES
+        for words in map(words_of, part.table.column_names)
+    )
+    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_part):
+        is_about_users = [*qualifiers, noun] == ["user", "description"]
+        is_target = is_target_named and known_names.single.get(noun, False)
+        return not (is_about_users or is_target or _DERIVED & {*qualifiers})
+    others = {normalized(other) for other in part.table.column_names}
+    return any(
+        keys & pair and pair - keys <= others and not (is_target_named and keys & targets)
+        for pair, targets in known_names.pairs.items()
+    )
 
 
 def examples(part: Part, names: Sequence[str]) -> str:
@@ -208,7 +164,7 @@ def check_named(part: Part, settings: DataSettings) -> None:
     names = part.table.column_names
     requested = {key: split_names(part, value) for key in COLUMN_SETTINGS
                  if (value := getattr(settings, key))}  # fmt: skip
-    requested["columns"] = list(settings.columns_by_role.values())
+    requested["columns"] = list(itertools.chain(*settings.columns_by_role.values()))
     _check_exist(requested, names, f"{part.path} has")
 
 

@@ -10,37 +10,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from recipe.column_words import words_of
 from recipe.data.column_settings import (
     NOTHING,
     ColumnsError,
+    belongs,
     check_named,
     examples,
+    holds_texts,
+    is_category,
     is_flag,
     is_identifier,
-    languages,
     may_be_text,
     named_settings,
-    naming_lines,
-    quoted,
-    several_candidates,
     split_names,
-    takes_pairs,
 )
-from recipe.data.files.part import UNTAGGED, Part, is_list, is_string
+from recipe.data.files.part import UNTAGGED, Part, is_list
 from recipe.errors import DataError
 from recipe.settings import COLUMN_SETTINGS, DataSettings
 from recipe.spec import (
     CHOSEN_NAMES,
     DESCRIPTIONS,
-    HEADS_OF_TEXTS,
     IDENTIFIERS,
     PREFERENCES,
     REJECTED_NAMES,
-    TEXTS_OF_SAMPLES,
     Column,
     Form,
     Kind,
@@ -48,20 +44,22 @@ from recipe.spec import (
     normalized,
     stem,
 )
-from recipe.task_table import TASKS, names_of_samples
+from recipe.task_table import names_target
 
-_SHARED = ("text_column", "text_pair_column", "label_column")
+_PAIRED = "text_pair_column"
+_SHARED = ("text_column", _PAIRED, "label_column")
 """Hyperparameters that name columns of several tasks."""
-_WORDS = re.compile(r"[\s_.-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_DERIVED = {
-    *("label", "annot", "clean", "cleaned", "processed", "preprocessed", "normalized", "tidy"),
-    *("lemmatized", "tokenized", "raw", "meta"),
-    *("num", "n", "number", "total", "count", "is", "has"),
-}
-"""Words in names of columns that repeat, count or describe others."""
-_MADE_BY_TOOLS = (Kind.TOKEN_IDS, Kind.ARTICLES)
-"""Kinds of columns that are always known by name."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
+KTO = (
+    "If the label marks good and bad completions (KTO), train by examples/post_training/kto.py, or "
+    "keep only the good rows, without the column."
+)
+"""The remedy for prompts and completions with a label."""
+TURNS = (
+    'If each row is a turn, write each conversation as a row: {"messages": [{"role": "user", '
+    '"content": "..."}, {"role": "assistant", "content": "..."}]}.'
+)
+"""The remedy for turns of conversations in rows of their own."""
 SCRIPT = (
     "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
     "docs/TRAINING.md, Your own script), or remove these rows."
@@ -205,28 +203,43 @@ def select(
             not is_detection
             or spec.owns_settings
             or all(
-                form[role].setting not in _SHARED
-                or set(map(normalized, names)) <= _known_names(form[role], codes, True)[0]
+                match.form[role].setting not in _SHARED
+                or set(map(normalized, names)) <= _known_names(match.form[role], codes, True)[0]
                 for role, names in match.given.items()
             )
         ):
             matches.append(match)
     complete = [match for match in matches if not match.missing]
+    error: ColumnsError | None = None
     for match in (match for match in complete if not match.ambiguous):
         columns = {role: tuple(names) for role, names in match.columns.items() if names}
         selection = Selection(form=match.form, columns=columns)
         try:
             _check_unread(part, spec, match, selection, settings)
-            _check_weak_names(part, spec, match, selection, settings)
-        except ColumnsError:
+            _check_weak_names(part, match, selection, settings)
+        except ColumnsError as refusal:  # another form may read what this one leaves out
             if complete[0].ambiguous:
                 break
-            raise
+            error = error or refusal
+            continue
+        if twice := [name for name in selection.names if f"{name}.1" in part.table.column_names]:
+            raise DataError(f"{part.path} has two columns called {twice[0]!r}.", "Rename one.")
         return selection
+    if error is not None:
+        raise error
     if complete:
-        candidates = {column: complete[0].columns[column.role] for column in complete[0].ambiguous}
-        raise several_candidates(part, spec, candidates, settings)
+        first = complete[0]
+        raise _several(part, {c.role: first.columns[c.role] for c in first.ambiguous})
     raise _no_candidate(part, spec, settings, matches)
+
+
+def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsError:
+    """Return the refusal of a file in which several columns may have one role."""
+    shown = (
+        f"{len(names)} columns may be the {role}: {examples(part, names)}"
+        for role, names in candidates.items()
+    )
+    return ColumnsError(f"{part.path}: {'; '.join(shown)}.", is_rival=True)
 
 
 def _check_preferences(part: Part, settings: DataSettings) -> None:
@@ -259,7 +272,6 @@ def _same_columns(part: Part, training: Selection) -> Selection:
         raise ColumnsError(
             f"{part.path} lacks {' and '.join(map(repr, lacking))}, read in the training data: its "
             f"columns are {', '.join(part.table.column_names)}.",
-            [],
             "Give the columns the same names in all files, or leave this file out.",
         )
     return dataclasses.replace(training, columns=columns)
@@ -269,7 +281,7 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
     """Return the columns that can have each role of a form: those that hyperparameters name, or
     those with known names; None if hyperparameters name columns of roles that it does not have."""
     roles = {column.setting: column.role for column in form.columns if column.setting}
-    pair = roles.get("text_pair_column")
+    pair = roles.get(_PAIRED)
     given: dict[str, list[str]] = {}
     for key in COLUMN_SETTINGS:
         value = getattr(settings, key)
@@ -283,33 +295,51 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
         if len(names) > 1 and not form[roles[key]].is_list:
             return None
         given[roles[key]] = names
-    for role, name in settings.columns_by_role.items():
-        if role not in form.roles:
+    for role, names in settings.columns_by_role.items():
+        if role not in form.roles or (len(names) > 1 and not form[role].is_repeated):
             return None
-        given[role] = [name]
+        given[role] = names
     is_half = roles.get("text_column") in given and pair is not None and pair not in given
     if is_half and form.is_pair:
         return None  # one text was named, not two
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
+    free = [field for field in part.table.schema if field.name not in taken]
+    if form.pairs:
+        names_here = {*map(normalized, part.table.column_names)} - {
+            *map(normalized, settings.ignored_columns)
+        }
+        form = max(
+            _forms_of_pairs(form),
+            key=lambda paired: sum(
+                not names_here.isdisjoint(_known_names(column, codes, True)[0])
+                for column in paired.columns[:2]
+            ),
+        )
     columns: dict[str, Sequence[str]] = {}
     for column in form.columns:
         hits = given.get(column.role, [])
         for known in () if hits else _known_names(column, codes, is_detection):
             hits = hits or [
                 field.name
-                for field in part.table.schema
-                if field.name not in taken
-                and (
+                for field in free
+                if (
                     (normalized(field.name) in known and not column.is_numbered)
                     or (column.is_repeated and normalized(field.name) != stem(field.name) in known)
                 )
                 and (is_list(field.type) or column.kind not in (Kind.TEXTS, Kind.TOKEN_IDS))
+                and not (is_detection and is_list(field.type) and column.kind is Kind.TEXT)
                 and (column.kind is not Kind.ARTICLES or "qas" in str(field.type))
             ]
+        hits = hits or [field.name for field in free if column.is_like(field.name)]
         is_free = column.is_optional and not column.is_content
         columns[column.role] = hits[:1] if is_free else hits
     return _Match(form=form, given=given, columns=columns)
+
+
+@functools.cache
+def _forms_of_pairs(form: Form) -> Sequence[Form]:
+    return [form.with_pair(pair) for pair in form.pairs]
 
 
 @functools.cache
@@ -335,54 +365,28 @@ def _known_names(
 
 def _no_candidate(
     part: Part, spec: TaskSpec, settings: DataSettings, matches: Sequence[_Match]
-) -> DataError:
+) -> ColumnsError:
     """Return the refusal of a file that has no form of a task, by the form that lacks least."""
     if not matches:
         return ColumnsError(
             f"{spec.name} has no form of data with all the columns that are named: "
             f"{named_settings(settings)}.",
-            [],
-            "Leave some out; docs/DATA.md lists the columns of each task.",
-            len(settings.named_columns) + 1,
-            is_near=False,
+            "Leave some out; docs/REFERENCE.md lists the columns of each task.",
         )
-
-    def proposed(match: _Match) -> list[str]:
-        ignored = {*match.names, *settings.ignored_columns}
-        return naming_lines(part, match.missing, ignored, settings)
-
-    usual = [m for m in matches if all(c.kind not in _MADE_BY_TOOLS for c in m.form.columns)]
+    by_name = (Kind.TOKEN_IDS, Kind.ARTICLES)  # of columns that no one names by hand
+    usual = [m for m in matches if all(c.kind not in by_name for c in m.form.columns)]
     match = min(
         usual or matches,
-        key=lambda m: (
-            len(m.missing),
-            m.form.is_pair,
-            not m.missing[0].is_target and proposed(m)[0].endswith("..."),
-            -sum(map(bool, m.columns.values())),
-            m.missing[0].setting != "text_column",
-        ),
+        key=lambda m: (len(m.missing), m.form.is_pair, m.missing[0].setting != "text_column"),
     )
-    missing = match.missing
-    advice = "docs/DATA.md lists the names that are known."
-    if lines := languages(part, spec):
-        missing = missing[:1]
-    elif part.table.num_rows == 1 and ".json" in part.path.suffixes:
+    advice = "docs/REFERENCE.md lists the names that are known."
+    if part.table.num_rows == 1 and ".json" in part.path.suffixes:
         advice = 'It has one row: write a list of rows, [{"text": "...", "label": "..."}, ...].'
-    else:
-        lines = proposed(match)
-        texts = [Kind.TEXT, Kind.TEXT, *[Kind.ANY] * (len(part.table.column_names) == 3)]
-        pairs = (m for m in usual if [c.kind for c in m.missing] in (texts, texts[:2]))
-        if not match.names and (pair := next(pairs, None)) is not None:
-            lines += [one for one in proposed(pair)[:4] if one not in lines and "..." not in one]
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
         f"columns are {examples(part, part.table.column_names)}.",
-        lines,
         advice,
-        len(missing),
-        bool(match.names) or len(missing) < len(match.missing),
-        is_close=len(missing) == 1 < len(match.names),
     )
 
 
@@ -394,17 +398,20 @@ def _check_unread(
     settings: DataSettings,
     is_first: bool = True,
 ) -> None:
-    """Raise DataError if columns that belong to a sample by their names would not be read.
+    """Raise ColumnsError if columns that belong to a sample by their names would not be read.
 
-    It is allowed if the user has named an input, and so what a sample is made of.
+    If the user has named an input, and so what a sample is made of, these are only labels, scores
+    and negatives of texts that are learned together.
 
     Args:
         is_first: Whether other files take their columns from this one.
     """
     inputs = [column for column in match.form.columns if not column.is_target]
-    if any(column.role in match.given for column in inputs):
+    is_input_named = any(column.role in match.given for column in inputs)
+    texts = [c for c in match.form.columns if c.kind is Kind.TEXT or c.setting == _PAIRED]
+    has_label = any(c.is_target and c.kind is not Kind.TEXT for c in match.form.columns)
+    if is_input_named and (has_label or len(texts) < 2):
         return
-    is_target_named = bool(match.given)
     read = {*selection.names, *settings.ignored_columns}
     extras = set(map(normalized, match.form.extras))
     unread = [
@@ -412,106 +419,61 @@ def _check_unread(
         for name in part.table.column_names
         if name not in read
         and normalized(name) not in extras
-        and _belongs(part, name, is_target_named)
+        and (names_target(name) if is_input_named else belongs(part, name, bool(match.given)))
         and _has_values(part, name)
     ]
     if not unread:
         return
-    left_out = ",".join([*settings.ignored_columns, *unread])
-    ways = [f"ignore_columns={quoted(left_out)} to leave out what is not meant"]
-    is_single = is_first and "text_pair" not in selection and takes_pairs(spec)
-    is_text = is_string(part.table.schema.field(unread[0]).type)
-    if is_single and len(unread) == is_text and [c.setting for c in inputs] == ["text_column"]:
-        texts = quoted(f"{selection[inputs[0].role]},{unread[0]}")
-        ways.append(f"text_column={texts} to read both texts as a pair")
-    for other in TASKS.values() if is_first else ():
-        for form in other.forms:
-            if other is spec or form.needs_task:
-                continue
-            other_match = _match(part, form, settings, True)
-            if other_match is None or other_match.missing or other_match.ambiguous:
-                continue
-            rest = [name for name in part.table.column_names if name not in other_match.names]
-            if {*unread} <= other_match.names and not any(
-                _belongs(part, name, False) for name in rest
-            ):
-                ways.append(f"task={other.name} to read what belongs together")
-                break
-    is_media = all(normalized(name.partition(".")[0]) in _MEDIA for name in unread)
+    keys = set(map(normalized, unread))
+    final = ""
+    if all(key.partition(".")[0] in _MEDIA for key in keys):
+        final = SCRIPT
+    elif "completion" in selection and {"label", "labels"} & keys:
+        final = KTO
+    elif spec.name == "causal-lm" and "role" in keys:
+        final = TURNS
     advice = "" if is_first else "To read them, give all files of the training data these columns."
     raise ColumnsError(
         f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
         f"and would not be read by {spec.name} (it reads {selection.describe()}).",
-        [] if is_media else ways,
-        SCRIPT if is_media else advice,
+        final or advice,
         is_rival=len(selection.columns) > 1,
+        is_final=bool(final),
+        unread=() if final else unread,
     )
 
 
 def _check_weak_names(
-    part: Part, spec: TaskSpec, match: _Match, selection: Selection, settings: DataSettings
+    part: Part, match: _Match, selection: Selection, settings: DataSettings
 ) -> None:
-    """Raise DataError if a column is found by a weak name, and others would not be read that may
+    """Raise ColumnsError if a column is found by a weak name, and others would not be read that may
     be meant."""
-    if match.form.is_pair:
-        return
+    codes = settings.source_lang, settings.target_lang
     ignored = {*selection.names, *settings.ignored_columns}
     for column in match.form.columns:
-        name = selection.get(column.role)
-        if column.role in match.given or normalized(name or "") not in column.weak_names:
+        name = selection.get(column.role) or ""
+        known = itertools.chain(*_known_names(column, codes, False))
+        is_similar = not column.is_repeated and normalized(name) not in known and bool(name)
+        is_weak = normalized(name) in column.weak_names and not match.form.is_pair
+        if column.role in match.given or not (is_weak or is_similar):
             continue
+
+        def may_be(other: str, column: Column = column, is_similar: bool = is_similar) -> bool:
+            if column.kind is Kind.TEXT:
+                return (holds_texts if is_similar else may_be_text)(part, other)
+            return is_flag(part, other) or (is_similar and is_category(part, other))
+
         others = [
             other
             for other in part.table.column_names
             if other not in ignored
             and normalized(other.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
-            and _words_of(other)[-1] not in IDENTIFIERS | DESCRIPTIONS
+            and words_of(other)[-1] not in IDENTIFIERS | DESCRIPTIONS
             and not is_identifier(other)
-            and (may_be_text if column.kind is Kind.TEXT else is_flag)(part, other)
+            and may_be(other)
         ]
         if others:
-            raise several_candidates(part, spec, {column: [str(name), *others]}, settings)
-
-
-def _belongs(part: Part, name: str, is_target_named: bool) -> bool:
-    """Return whether a column belongs to a sample by its name, or by the last part of a record's
-    name."""
-    whole = normalized(name)
-    first, last = whole.partition(".")[0], whole.rpartition(".")[2]
-    keys = {whole, last, stem(name), stem(last)}
-    known_names = names_of_samples()
-    if keys & known_names.parts or (first != whole and first in known_names.parts):
-        return True
-    if stem(name) != whole and stem(name) in known_names.numbered:
-        return True
-    if known := [known_names.single[key] for key in keys if key in known_names.single]:
-        return not (is_target_named and all(known))
-    *qualifiers, noun = words = _words_of(name)
-    if qualifiers and known_names.parts.issuperset(words):  # `Aspect Term`
-        return True
-    is_texts = is_string(kind := part.table.schema.field(name).type) or (
-        is_list(kind) and is_string(kind.value_type)
-    )
-    is_part = noun in HEADS_OF_TEXTS and any(
-        words[:-1] == qualifiers and words[-1] in TEXTS_OF_SAMPLES
-        for words in map(_words_of, part.table.column_names)
-    )
-    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_part):
-        is_about_users = [*qualifiers, noun] == ["user", "description"]
-        is_target = is_target_named and known_names.single.get(noun, False)
-        return not (is_about_users or is_target or _DERIVED & {*qualifiers})
-    others = {normalized(other) for other in part.table.column_names}
-    return any(
-        keys & pair and pair - keys <= others and not (is_target_named and keys & targets)
-        for pair, targets in known_names.pairs.items()
-    )
-
-
-def _words_of(name: str) -> list[str]:
-    """Return the words of a column's name, the last one in the singular; [""] without any."""
-    words = [word.lower() for word in _WORDS.split(name.strip().rstrip("0123456789")) if word]
-    *qualifiers, noun = words or [""]
-    return [*qualifiers, f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")]
+            raise _several(part, {column.role: [name, *others]})
 
 
 def _has_values(part: Part, name: str, none: Collection[str] = (), has_empty: bool = False) -> bool:

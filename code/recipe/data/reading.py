@@ -15,16 +15,17 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
-from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of
-from recipe.data.column_settings import check_ignored, quoted
+from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of, splits_in
+from recipe.data.column_settings import ColumnsError, check_ignored, quoted
 from recipe.data.columns import Selection, select
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, is_string
+from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_string
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
+from recipe.data.proposing import proposals
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings, separated
 from recipe.spec import TaskSpec, normalized
@@ -114,7 +115,7 @@ def read_columns(
     with hosts.together():
         layout = layout_of_channels.find(channels, hosts.sharded, images)
         notes += layout.notes
-        parts = _read_parts(layout, notes, settings, read)
+        parts = _read_parts(layout, notes, spec, settings, read)
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
             local = select(parts[0][1], spec, settings)
@@ -126,7 +127,10 @@ def read_columns(
             with problems.noted():
                 if not is_labelled(split, part, spec, settings, training, notes):
                     continue
-                columns = select(part, spec, settings, training, is_trained=split == TRAIN)
+                try:
+                    columns = select(part, spec, settings, training, is_trained=split == TRAIN)
+                except ColumnsError as error:
+                    raise proposals.explained(error, part, spec, settings, training) from error
                 training = training or columns
                 values.check_inputs(part, columns)
                 part = dataclasses.replace(part, position=len(files))
@@ -208,6 +212,7 @@ def describe_files(
 def _read_parts(
     layout: ChannelLayout,
     notes: list[str],
+    spec: TaskSpec,
     settings: DataSettings,
     read: Callable[[Path], Part],
 ) -> list[tuple[str, Part]]:
@@ -222,7 +227,10 @@ def _read_parts(
     for split in sorted(layout.files, key=ORDER.index):
         for path in layout.files[split]:
             with problems.noted():
-                part = read(path)
+                try:
+                    part = read(path)
+                except UnclearHeader as unclear:
+                    raise proposals.header_refusal(unclear, {spec.name: 0.0}, settings) from unclear
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
@@ -310,7 +318,7 @@ def _split_column(part: Part, named: Collection[str]) -> str | None:
     DataError if only one of the two says so."""
     for field in part.table.schema:
         name, key, is_text = field.name, normalized(field.name), is_string(field.type)
-        is_known = key in _SPLIT_NAMES
+        is_known = key in _SPLIT_NAMES or len(splits_in(name)) > 1  # `Train/Dev/Test`
         if name in named or pa.types.is_nested(field.type) or not (
             is_text or is_known or key in _FLAGS
         ):  # fmt: skip
@@ -325,7 +333,7 @@ def _split_column(part: Part, named: Collection[str]) -> str | None:
         if is_known and is_text and are_splits and is_certain:
             return str(name)
         if (
-            (is_text and are_splits and TRAIN in splits and len(splits) > 1)
+            (is_text and TRAIN in splits and len(splits - {None}) > 1)
             or (is_known and TRAIN in splits)
             or (key in _SURELY_SPLITS and len(words) > 1)
             or (key in _FLAGS and flags <= TRUE | FALSE and (len(words) > 1 or flags & TRUE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from recipe.spec import (
@@ -12,7 +13,6 @@ from recipe.spec import (
     Column,
     Form,
     Kind,
-    pair_forms,
 )
 
 _QUERY = Column(
@@ -52,22 +52,20 @@ _SCORE = Column(
     is_target=True,
 )
 _TEXT = Column(role="text", names=("text",), setting="text_pair_column")
-_ANSWER = Column(
-    role="text",
-    names=(
-        *("answer", "answers", "passage", "document", "doc", "response", "context", "paragraph"),
-        *("target", "text", "title", "abstract", "summary", "code"),
+_POSITIVES = tuple((query, "pos") for query in ("query", "question", "anchor"))
+_PAIRS = (
+    *PAIRS,
+    ("title", "text"),
+    ("title", "abstract"),
+    *itertools.product(
+        ("anchor", "query", "question", "sentence", "sentence1", "query_text"),
+        (
+            *("answer", "answers", "passage", "document", "doc", "response", "context"),
+            *("paragraph", "target", "text", "title", "abstract", "summary", "code"),
+        ),
     ),
-    setting="text_pair_column",
 )
-"""The relevant text, if there are no negatives."""
-_ASKING = Column(
-    role="query",
-    names=("anchor", "query", "question", "sentence", "sentence1", "query_text"),
-    kind=Kind.TEXT,
-    setting="text_column",
-)
-_PAIRS = (*PAIRS, ("title", "text"), ("title", "abstract"))
+"""The names of a query and of a relevant text, if there are no negatives."""
 
 LISTS = (
     Form((
@@ -103,9 +101,9 @@ FORMS = (
         ),
         extras=("prompt",),
     ),
-    *pair_forms(_PAIRS, _QUERY, _TEXT, _SCORE),
-    Form((_ASKING, _ANSWER, _SCORE), is_pair=True),
-    *(replace(form, needs_task=True) for form in pair_forms(_PAIRS, _QUERY, _TEXT, _NEGATIVES)),
-    Form((_ASKING, _ANSWER, _NEGATIVES), is_pair=True, needs_task=True),
+    Form((_QUERY, _TEXT, _SCORE), pairs=_PAIRS),
+    # Of strings, `pos` may be parts of speech.
+    Form((_QUERY, _TEXT, replace(_NEGATIVES, names=(*_NEGATIVES.names, "neg"))), pairs=_POSITIVES),
+    Form((_QUERY, _TEXT, _NEGATIVES), pairs=_PAIRS, needs_task=True),
 )
 """A query and a relevant text, maybe with irrelevant ones; two texts and a score."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,37 +22,8 @@ from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import RecipeError
-from recipe.hyperparameters import Hyperparameters
 from recipe.plan import detection
-
-CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
-    "encoder": {"architectures": ["BertModel"]},
-    "masked": {"architectures": ["BertForMaskedLM"]},
-    "classifier": {"architectures": ["BertForSequenceClassification"]},
-    "decoder": {"architectures": ["LlamaForCausalLM"]},
-    "t5": {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
-    "vit": {"architectures": ["ViTForImageClassification"]},
-}
-_NAMES = [field.name for field in dataclasses.fields(Hyperparameters)]
-_PAIR = rf"(?:{'|'.join(_NAMES)})=(?:'[^']*'|\"[^\"]*\"|[^\s;'\"]+)"
-_LINE = re.compile(rf"(?<![\w:]){_PAIR}(?: {_PAIR})*")
-
-
-def proposed_lines(refusal: RecipeError) -> list[dict[str, str]]:
-    """Return the lines of hyperparameters that a message proposes."""
-    proposed: list[dict[str, str]] = []
-    for match in _LINE.finditer(str(refusal)):
-        line = {}
-        for pair in re.findall(_PAIR, match[0]):
-            name, _, value = pair.partition("=")
-            if value[0] in "'\"":
-                value = value[1:-1]
-            elif not value.endswith("..."):
-                value = value.rstrip(".,;:)")
-            line[name] = value
-        if line not in proposed and not any("..." in value for value in line.values()):
-            proposed.append(line)
-    return proposed
+from tests.support.shape_lines import CONFIGURATIONS, proposed_lines
 
 
 def described(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -236,15 +206,15 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("capybara", "decoder", lambda n:{"source":"x","conversation":[{"input":s(),"output":s()}]},
           "! has no 'role'"),
     shape("oasst tree", "decoder", lambda n:{"message_id":f"m{n}","parent_id":None,"text":s(),"role":o("prompter","assistant"),"lang":o("en","es"),"review_count":3,"rank":n%3},
-          "? task=causal-lm ignore_columns=role > causal-lm text=text"),
+          "? task=causal-lm text_column=text > causal-lm text=text"),
     shape("openr1", "decoder", lambda n:{"problem":s(),"solution":s(),"answer":str(n),"problem_type":o("Algebra","NT"),"question_type":"mcq","source":"x","generations":[s()]},
           "? task=causal-lm completion_column=solution > causal-lm prompt=problem completion=solution"),
     shape("ultrafeedback bin", "decoder", lambda n:{"prompt":"q","prompt_id":f"p{n}","chosen":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"rejected":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"messages":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"score_chosen":8.0,"score_rejected":5.0},
           "! examples/post_training/dpo.py"),
     shape("shp", "decoder", lambda n:{"post_id":f"p{n}","domain":o("askx","asky"),"upvote_ratio":0.9,"history":s(20),"c_root_id_A":"a","human_ref_A":s(),"human_ref_B":s(),"labels":n%2,"score_A":5,"score_B":9},
-          "? task=text-classification text_column=domain > text-classification text=domain label=labels"),
+          "?"),
     shape("kto", "decoder", lambda n:{"prompt":s(),"completion":s(),"label":n%2==0},
-          "? task=text-classification > text-classification text=prompt text_pair=completion label=True"),
+          "! examples/post_training/kto.py"),
     shape("summarize feedback", "decoder", lambda n:{"info":{"id":f"t{n}","post":s(40),"title":s(4)},"summaries":[{"text":s()},{"text":s()}],"choice":n%2},
           "? task=text-classification text_column=info.post > text-classification text=info.post label=choice"),
     shape("esci", "masked", lambda n:{"query":s(3),"product_title":s(8),"esci_label":o("Exact","Irrelevant"),"product_locale":"us"},
@@ -262,7 +232,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("Prodigy's one class", "masked", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
           "? label_column=answer missing_labels=ignore > text-classification text=sat river number a rome rome film number cat the river in label=accept"),
     shape("fake news", "encoder", lambda n: {"title": s(5), "text": s(), "subject": o("politics", "world"), "date": f"December {1 + n % 30}, 2017"},
-          "? task=sentence-embedding ignore_columns=subject > sentence-embedding query=title texts=[\"rome film number cat the river in number the rome house on\"] scores=[1.0]"),
+          "? task=text-classification text_column=title,text label_column=subject > text-classification text=title text_pair=text label=subject"),
     shape("ag_news", "masked", lambda n: {"Class Index": 1 + n % 4, "Title": s(6), "Description": s()},
           "? task=text-classification text_column=Title,Description > text-classification text=Title text_pair=Description label=Class Index"),
     shape("commonsense_qa", "masked", lambda n: {"id": str(n), "question": {"stem": s(), "question_concept": "sun", "choices": [{"text": o("sun", "air"), "label": letter} for letter in "ABCD"]}, "answerKey": "ABCD"[n % 4]},
@@ -280,9 +250,9 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("squad with another context", "masked", lambda n: {**SQUAD, "paragraph": s()},
           "? task=question-answering columns=context:context > question-answering id=id question=question context=context answers=answers.text starts=answers.answer_start"),
     shape("mrqa", "masked", lambda n: {"context": ADA, "qid": str(n), "question": "who sat?", "detected_answers": {"text": ["Ada"]}, "answers": ["Ada"]},
-          "? ignore_columns=detected_answers.text > ! does not say where its answer begins", argv="task=question-answering"),
+          "! would not be read by question-answering", argv="task=question-answering"),
     shape("duorc", "masked", lambda n: {"plot": s(30), "question": "who?", "answers": ["Ada"]},
-          "? task=sentence-embedding ignore_columns=plot > sentence-embedding query=question texts=answers scores=[1.0]"),
+          "? task=sentence-embedding text_pair_column=answers > sentence-embedding query=question texts=answers scores=[1.0]"),
     shape("tevatron", "masked", lambda n: { "query_id": str(n), "query": f"q {n}", "positive_passages": [{"docid": "1", "title": "T", "text": "yes"}], "negative_passages": [{"docid": "2", "title": "T", "text": "no"}], },
           "sentence-embedding query=query texts=[\"T yes\", \"T no\"] scores=[1.0, 0.0]"),
     shape("bge", "masked", lambda n: {"query": f"q {n}", "pos": ["yes"], "neg": ["no", "not"], "pos_scores": [1.0], "neg_scores": [0.1, 0.2], "prompt": "find"},
@@ -310,7 +280,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("arc in a CSV", "classifier", lambda n: {"question": s(), "choices": str({"text": [*"ab"]}), "answerKey": "AB"[n % 2]},
           "! does not hold lists of texts. Write rows "),
     shape("kto for a language model", "decoder", lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
-          "? ignore_columns=label > causal-lm prompt=prompt completion=completion", argv="task=causal-lm"),
+          "! examples/post_training/kto.py", argv="task=causal-lm"),
     shape("a completion and a rejected one", "decoder", lambda n: {"prompt": s(), "completion": s(), "rejected": s()},
           "? task=causal-lm ignore_columns=rejected > causal-lm prompt=prompt completion=completion"),
     shape("completions that are missing", "decoder", lambda n: {"prompt": f"hi {n}", "completion": [None, " ", "yes"][n % 3]},
@@ -326,9 +296,9 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("addresses of pictures", "vit", lambda n: {"image": f"http://a/{n}.jpg", "label": n % 2},
           "! names the image"),
     shape("question and long answer", "decoder", lambda n: {'question': s(), 'long_answer': s()},
-          "? task=text2text-generation > text2text-generation source=question target=long_answer", argv="task=causal-lm"),
+          "? completion_column=long_answer > causal-lm prompt=question completion=long_answer", argv="task=causal-lm"),
     shape("text and summary for an encoder", "masked", lambda n: {'text': s(), 'summary': s()},
-          "? task=summarization > summarization source=text target=summary"),
+          "? task=sentence-embedding text_column=text,summary > sentence-embedding query=text"),
     shape("trees of replies", "decoder", lambda n: {'message_tree_id': str(n), 'prompt': {'text': s(), 'role': 'prompter', 'replies': [{'text': s(), 'role': 'assistant'}]}},
           "? text_column=prompt.text > causal-lm text=prompt.text", argv="task=causal-lm"),
     shape("a student's answer", "masked", lambda n: {'question': s(), 'reference_answer': s(), 'student_answer': s(), 'score': n / 4},
@@ -419,23 +389,23 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("anchor and target", "masked", lambda n: {'id': n, 'anchor': s(), 'target': s(), 'score': n / 60},
           "sentence-embedding query=anchor texts=[\"number the rome house on light stone the the with light in\"] scores=[0.0]"),
     shape("subject and category", "masked", lambda n: {'subject': s(), 'category': o('Home', 'Garden'), 'label': n % 2},
-          "? task=text-classification text_column=subject > ?"),
+          "? task=text-classification text_column=subject label_column=label > text-classification text=subject label=label"),
     shape("translations by language", "t5", lambda n: {'en': s(), 'de': s()},
           "translation source=en target=de", argv="source_lang=en target_lang=de"),
     shape("lists to rerank", "classifier", lambda n: {'query': s(), 'documents': [s(), s()], 'labels': [1, 0]},
           "reranking text=sat river number a rome rome film number cat the river in text_pair=number the rome house on light stone the the with light in label=1"),
     files("pandas' positions as a header", "masked", lambda: {'train.csv': '0,1\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
-          "? header=true > ?"),
+          "? task=text-classification text_column=0 label_column=1 > text-classification"),
     files("a first row whose label occurs nowhere else", "masked", lambda: {'train.csv': 'so it goes on,neutral\n' + ''.join(f'{s()},{o("good", "bad")}\n' for n in range(24))},
-          "? header=false > ?"),
+          "? header=false task=text-classification text_column=column_0 label_column=column_1 > text-classification text=so it goes on label=neutral"),
     files("a header of unknown names", "masked", lambda: {'train.csv': 'v1,v2\n' + ''.join(f'{o("ham", "spam")},{s()}\n' for n in range(24))},
-          "? header=true > ?"),
+          "? task=text-classification text_column=v2 label_column=v1 > text-classification"),
     files("a header of known names", "masked", lambda: {'train.csv': 'id,Review Text,Rating\n' + ''.join(f'{n},{s()},{n % 3}\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in label=0"),
     files("no header", "masked", lambda: {'train.csv': ''.join(f'{o("ham", "spam")},{s()}\n' for n in range(24))},
-          "? task=text-classification text_column=column_1 label_column=column_0 > text-classification text=green number cat cat number rome in on rome stone in green label=ham"),
+          "? header=false task=text-classification text_column=column_1 label_column=column_0 > text-classification text=green number cat cat number rome in on rome stone in green label=ham"),
     files("triples without a header", "masked", lambda: {'train.csv': ''.join(f'{s()},{s()},{o("yes", "no")}\n' for n in range(24))},
-          "? task=text-classification text_column=column_0 text_pair_column=column_1 label_column=column_2 > text-classification text=sat river number a rome rome film number cat the river in text_pair="),
+          "? header=false task=text-classification text_column=column_0,column_1 label_column=column_2 > text-classification text=sat river number a rome rome film number cat the river in text_pair=number"),
     files("a file for each class", "masked", lambda: {'Fake.csv': 'title,text,subject,date\n' + ''.join(f'{s(2)},{s()},{o("News", "politics")},2017\n' for n in range(24)), 'True.csv': 'title,text,subject,date\n' + ''.join(f'{s(2)},{s()},{o("politicsNews", "worldnews")},2017\n' for n in range(24))},
           "? problem_type=single_label_classification > text-classification text=number a rome rome film number cat the river in number the label=politics", argv="task=text-classification text_column=text label_column=subject"),
     files("predictions beside the data", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24)), 'test_predictions.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
@@ -447,7 +417,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     files("a class called as splits are", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},{o("Training", "Development")}\n' for n in range(24))},
           "? label_column=label > text-classification"),
     files("folders of texts", "masked", lambda: {f'{name}/{n}.txt': s() for name in ('train', 'pos', 'neg') for n in range(8)},
-          "! path.parent.name"),
+          "! path.parts[1]"),
     files("JSON of columns by split", "masked", lambda: {'rows.json': json.dumps({name: {'text': [s() for _ in range(24)], 'label': [n % 2 for n in range(24)]} for name in ('train', 'test')})},
           "! not a list of rows"),
     files("fastText's lines", "masked", lambda: {'train.txt': ''.join(f'__label__{n % 2} {s()}\n' for n in range(24))},
@@ -461,7 +431,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("options and a correct answer", "masked", lambda n: {'Question': s(), 'Option A': s(2), 'Option B': s(2), 'Correct Answer': 'AB'[n % 2]},
           "? task=multiple-choice label_column=Correct Answer > multiple-choice query=Question texts=[\"number the\", \"rome house\"] scores=[1.0, 0.0]"),
     shape("a context and a response", "decoder", lambda n: {'Context': s(), 'Response': s()},
-          "? task=causal-lm prompt_column=Context > causal-lm prompt=Context completion=Response"),
+          "causal-lm prompt=Context completion=Response"),
     shape("two languages", "t5", lambda n: {'en': s(), 'fr': s()},
           "? task=text2text-generation text_column=en label_column=fr > text2text-generation source=en target=fr"),
     shape("a split as numbers", "masked", lambda n: {'text': s(), 'label': n % 2, 'split': n % 3},
@@ -538,7 +508,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("dolly", "decoder", lambda n: {'instruction': f'do {n}', 'context': s() if n else '', 'response': s()},
           "causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo 0\n"),
     shape("a description and code", "decoder", lambda n: {'text': s(), 'code': s()},
-          "! text 'text'; not read: code. Give task=causal-lm."),
+          "? task=causal-lm prompt_column=text completion_column=code > causal-lm prompt=text completion=code"),
     shape("conversations of another name", "decoder", lambda n: {"talk": TURNS},
           "? task=causal-lm messages_column=talk > causal-lm messages=talk"),
     shape("intents with tags of words", "masked", lambda n: {'text': 'Ada sat', 'tokens': ['Ada', 'sat'], 'ner_tags': ['B-PER', 'O'], 'intent': o('go', 'stay')},

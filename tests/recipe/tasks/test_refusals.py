@@ -59,7 +59,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
                 {},
                 ["line 2", "a list or a record in column 'completion'"],
             ),
-            ({"n": 1}, {}, ["known by name as the text", "text_column="]),
+            ({"n": 1}, {}, ["known by name as the text"]),
         ]),
         *(("multiple-choice", [{"question": "who", **row} for row in rows], {}, words) for rows, words in [
             ([{"choices": ["a b", "c d", "e f"], "answer": 1}] * 4, ["numbers from 0 or numbers from 1"]),
@@ -83,12 +83,12 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
              ["Every label is 1"]),
             ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)],
-             ["known by name as the score", "label_column"]),
+             ["known by name as the score"]),
         ]),
         ("reranking", [{"query": f"q{n}", "passage": "p", "label": n % 2} for n in range(9)],
          {"listwise": "True"}, ["one text", "nothing would be learned", "Leave listwise out"]),
         *(("sentence-embedding", *case) for case in [
-            ([{"id": 1, "url": "x"}] * 9, {}, ["no column that is known", "text_column="]),
+            ([{"id": 1, "url": "x"}] * 9, {}, ["no column that is known"]),
             ([{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)], {}, ["Every row", "has 1 in column 'label'", "Leave the column out"]),
             ([{"premise": f"a {n}", "hypothesis": "b c", "label": "neutral"} for n in range(9)], {}, ["line 1", '"neutral"', "label_column"]),
             ([{"premise": f"a {n}", "hypothesis": "b c", "label": n % 3} for n in range(9)], {}, ["numbers 0, 1, 2, which may be classes of entailment", "Give triplets"]),
@@ -149,6 +149,8 @@ def unlabelled(name: str, none: Any, split: str, tmp_path: Path) -> dict[str, Pa
     there."""
     columns = [column for form in TASKS[name].forms for column in form.columns if column.is_target]
     names = {known.partition(".")[0] for column in columns for known in column.names}
+    if any(form.columns[1].is_target for form in TASKS[name].forms if form.pairs):
+        names |= {target for form in TASKS[name].forms for _, target in form.pairs}
     channels = {}
     for channel in ("train", split):
         folder, rows = tmp_path / channel, JOBS[name].rows(24)

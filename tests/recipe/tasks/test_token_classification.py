@@ -178,7 +178,7 @@ def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
                               for tag in ("B-PER", "B-Per", "B-ORG")), [],
          ["the classes 'PER' and 'Per', which would be two"]),
         ("train.csv", "Sentence,Word,Tag\n" + "1,Ada,B-PER\n1,sat,O\n" * 12,
-         ["--text_column", "Word", "--label_column", "Tag"], ["no spans that can be read", '{"tokens": ["Ada", "sat"]']),
+         ["--text_column", "Word", "--label_column", "Tag"], ["has a word in each row, in column 'Word'", '{"tokens": ["Ada", "sat"]']),
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_words_with_tags_is_refused(

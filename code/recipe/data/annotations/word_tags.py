@@ -21,6 +21,7 @@ from recipe.data.files import formats
 from recipe.data.files.part import UNTAGGED, Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
+from recipe.data.proposing import proposals
 from recipe.data.reading import Read, read_columns
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
@@ -168,6 +169,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
 def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
     columns = file.columns[TOKENS], file.columns[TAGS]
     part, column = file.part, columns[1]
+    proposals.check_lone_words(part)
     if column not in part.class_names and values.integers(part, column):
         if class_names is not None:
             part = part.named(column, labels.listed_names(class_names))

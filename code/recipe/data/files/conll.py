@@ -19,7 +19,13 @@ from recipe.errors import DataError
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes", ".bmes")
 _SAMPLE_LINES = 200
 _DOCUMENT = ("-DOCSTART-", "#begin document", "#end document")
-_COMMENT, _KEYED = ("# ", "#\t"), re.compile(r"#[ \t][^\s=]+ =")
+_COMMENT, _KEYED = ("# ", "#\t", "## ", "##\t"), re.compile(r"#[ \t][^\s=]+ =")
+_WORDS = {"word", "words", "token", "tokens", "form", "text"}
+_HEADER = {
+    *("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "pos_tags"),
+    *("chunk", "chunk_tag", "lemma", "sentence", "sentence_id", "sent_id", "id", "entity", "iob"),
+}
+"""Names of the first and of the other columns, in a line that has no word."""
 _SPACE = re.compile(r"[\t ]+")
 """Other white space of Unicode may be a word, or part of one."""
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -60,8 +66,15 @@ def read_conll(path: Path, encoding: str) -> Part:
     """
     width = count = counted = named = several = tag_words = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
+    are_numbers = True
     for rows in _sentences(path, encoding):
         width = len(rows[0][1])
+        if not count and {rows[0][1][0].lower()} <= _WORDS and {*rows[0][1][1:]} <= _HEADER:
+            raise DataError(
+                f"{path} line {rows[0][0]} names its columns: {', '.join(rows[0][1])}.",
+                "Remove that line, and end each sentence by an empty line.",
+            )
+        are_numbers = are_numbers and all(cells[-1].isdigit() for _, cells in rows)
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(n) for n in range(1, len(numbers) + 1)]
@@ -97,7 +110,7 @@ def read_conll(path: Path, encoding: str) -> Part:
     else:
         first = 1 if width > 2 and is_counted else 0
         others = range(first + 1, width)
-        last = f"column_{width}" if is_nested else "tags"
+        last = f"column_{width}" if is_nested or (are_numbers and width > 2) else "tags"
         known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
         known = _COLUMNS_2003 if len(others) == 3 else known
         names = dict(zip([TOKENS, *known], [first, *others], strict=True))

@@ -24,11 +24,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyarrow import csv as arrow_csv
 
+from recipe import column_words
 from recipe.data.column_names import SPLIT_COLUMNS
 from recipe.data.files.conll import has_sentences
 from recipe.data.files.part import (
     HeaderHint,
     Part,
+    UnclearHeader,
     first_lines,
     is_number,
     open_bytes,
@@ -37,7 +39,16 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
-from recipe.spec import IDENTIFIERS, LABEL_NAMES, PAIRS, TEXT_NAMES, normalized
+from recipe.spec import (
+    IDENTIFIERS,
+    LABEL,
+    LABEL_NAMES,
+    PAIRS,
+    TEXT,
+    TEXT_NAMES,
+    Column,
+    normalized,
+)
 from recipe.task_table import names_of_samples
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -57,6 +68,7 @@ _TEXTS, _LABELS, _SPLITS = (
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
 _MOST_CLASSES, _FEW_CELLS = 200, 2
+_WORDS_OF_NAMES = 3
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -401,39 +413,48 @@ def _header_names() -> frozenset[str]:
 
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
     """Return the first row if it names columns: by known names, or because the user says so."""
+    # Columns without a name get the names that pandas gives them, and further ones of a name, too.
+    cells = [cell.strip() or f"Unnamed: {index}" for index, cell in enumerate(rows[0])]
+    earlier = [cells[:index].count(cell) for index, cell in enumerate(cells)]
+    names = [f"{cell}.{n}" if n else cell for cell, n in zip(cells, earlier, strict=True)]
+    if not isinstance(has_header, bool) and has_header & {*names}:
+        return names
+    known = set(map(normalized, names))
+    has_texts = any(set(map(normalized, pair)) <= known for pair in PAIRS)
+    has_texts = has_texts or bool(known & _TEXTS) or _resemble(TEXT, names)
+    is_certain = has_texts and (bool(known & _LABELS) or _resemble(LABEL, names))
+    words = {name.lower() for name in names}
+    is_certain |= bool(words & column_words.QUESTIONS and words & column_words.ANSWERS)
     if has_header is False:
-        if len({*map(normalized, rows[0])} & _header_names()) > 1:
+        if is_certain or len(known & _header_names()) > 1:
             raise DataError(
                 f"The first row of {path} names columns, and header=false is given.",
                 "Give all files such a row, and leave out header.",
             )
         return None
-    # Columns without a name get the names that pandas gives them.
-    names = [cell.strip() or f"Unnamed: {index}" for index, cell in enumerate(rows[0])]
-    known = set(map(normalized, names))
-    is_certain = has_header if isinstance(has_header, bool) else bool(has_header & {*names})
-    if len(names) == 1 and not is_certain:
+    if has_header is True or (is_certain and len(names) > 1):
+        return names
+    if len(names) == 1:
         return names if known & _header_names() else None
-    has_texts = known & _TEXTS or any(set(map(normalized, pair)) <= known for pair in PAIRS)
-    if not is_certain and not (has_texts and known & _LABELS):
-        # If files were concatenated, the header is repeated further down (see `_read_rows`).
-        others = [row for row in rows[1:] if row != rows[0]]
-        below = [set(column) for column in zip(*others, strict=True)]
-        repeated = any(name in values for name, values in zip(names, below, strict=False))
-        # pandas calls columns without names 0, 1, 2.
-        are_positions = names == [str(index) for index in range(len(names))] and not all(
-            is_number(cell) for row in others[:1] for cell in row
-        )
-        is_row = repeated or len(set(names)) < len(names) or any(map(is_number, names))
-        if is_row and not are_positions:
-            return None
-        if are_positions or not known & _header_names():
-            raise DataError(
-                f"The first row of {path} may name its columns or be one of its rows: "
-                f"{', '.join(names)[:80]!r}.",
-                "Give header=true if it names them, or header=false.",
-            )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")
+    # If files were concatenated, the header is repeated further down (see `_read_rows`).
+    others = [row for row in rows[1:] if row != rows[0]]
+    below = [set(column) for column in zip(*others, strict=True)]
+    repeated = any(name in values for name, values in zip(names, below, strict=False))
+    # pandas calls columns without names 0, 1, 2.
+    positions = [cell for cell in rows[0] if cell.strip()]
+    are_positions = positions == [str(index) for index in range(len(positions))] and not all(
+        is_number(cell) for row in others[:1] for cell in row
+    )
+    if any(map(is_number, cells)) and not are_positions:
+        return None
+    is_row = repeated or any(earlier)
+    numbered = {f"column_{index}" for index in range(len(names))}
+    if is_row and not isinstance(has_header, bool) and has_header & numbered:
+        return None  # the user names columns of a file without a header
+    if is_row or are_positions or not known & _header_names():
+        raise UnclearHeader(path, names)
     return names
+
+
+def _resemble(column: Column, names: Sequence[str]) -> bool:
+    return any(len(name.split()) <= _WORDS_OF_NAMES and column.is_like(name) for name in names)

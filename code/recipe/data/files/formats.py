@@ -77,6 +77,8 @@ def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
     """
+    if (kept := _kept.pop(_key(path, header), None)) is not None:
+        return kept
     with memory.bounded(path):
         file_format = format_of(path)
         if file_format.read is not None:
@@ -87,16 +89,23 @@ def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()
         return _read_text(path, reader)
 
 
+_kept: dict[object, Part] = {}
+
+
+def keep(part: Part, header: HeaderHint) -> None:
+    """Keep a part for the next call of `read` with the same file and header: detecting the task
+    reads the first file, and loading the data reads all."""
+    _kept[_key(part.path, header)] = part
+
+
+def _key(path: Path, header: HeaderHint) -> object:
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size, header
+
+
 def format_of(path: Path) -> Format:
     """Return the format of a file or folder."""
     return next(file_format for file_format in FORMATS if file_format.is_one(path))
-
-
-def parquet_part(path: Path, table: pa.Table) -> Part:
-    """Return rows of a Parquet file as a part, like `read`."""
-    table = usual_types(path, table)
-    features = datasets.Features.from_arrow_schema(table.schema)
-    return _flat(Part(path=path, format="parquet", table=table, class_names=class_names(features)))
 
 
 def is_structured(path: Path, by_names: bool = False) -> bool:
@@ -219,6 +228,7 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         marks = (mark for mark in _NOT_READ if head.startswith(mark) or begins.startswith(mark))
         is_annotated = path.suffix in (".spacy", ".ann")
         kind = _ANNOTATED if is_annotated else _NOT_READ.get(next(marks, b""))
+        kind = _PACKED if head[257:262] == b"ustar" else kind
         if kind or (b"\0" in head and encoding == "utf-8-sig"):
             raise DataError(
                 f"{path} is {kind or 'a binary file of a format that is not known'}.",
@@ -264,6 +274,7 @@ def is_delimited(path: Path) -> bool:
 
 
 _PACKED, _ANNOTATED = "packed, or a workbook", "of annotations (spaCy, BRAT, WebAnno)"
+_POINTER = "a pointer of Git LFS, not the file"
 _MARKED = "of lines of fastText and BlazingText"
 _NOT_READ = {
     **dict.fromkeys(
@@ -281,9 +292,11 @@ _NOT_READ = {
     b"\x93NUMPY": "a NumPy array",
     b"\x80\x04\x95": "a pickled Python object",
     b"\x1f\x8b": "packed by gzip twice",
+    b"version https://git-lfs": _POINTER,
 }
 """Files that are not read, by their first bytes."""
 _REMEDIES = {
+    _POINTER: "Fetch the file: git lfs pull",
     _PACKED: "Unpack it, or pack it by gzip. Save each sheet of a workbook as CSV.",
     _ANNOTATED: "Write a row for each text into a file with the suffix .jsonl: "
     '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',

@@ -37,6 +37,18 @@ HeaderHint = bool | frozenset[str]
 that row makes it the header."""
 
 
+class UnclearHeader(DataError):
+    """The first row of delimited text may name its columns or be one of its rows."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        super().__init__(
+            f"The first row of {path} may name its columns or be one of its rows: "
+            f"{', '.join(names)[:80]!r}.",
+            "Give header=true if it names them, or header=false.",
+        )
+        self.path = path
+
+
 class Gathering:
     """Gathers rows of a table by their numbers, in any order, chunk by chunk.
 

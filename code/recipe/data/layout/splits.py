@@ -11,6 +11,8 @@ from recipe.errors import DataError, listed
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
+_UNIONS = {"all", "full", "total", "combined", "merged", "whole", "complete", "union"}
+_SEPARATORS = re.compile(r"[\W_]+")
 _SHARD, _DIGITS = re.compile(r"(.+)-\d{5}-of-\d{5}\.\w+"), re.compile(r"\d+")
 
 
@@ -51,6 +53,7 @@ def assign_by_names(
         files.setdefault(split, []).append(path)
     _check_one_configuration(root, paths)
     _check_one_variant(files.get(TRAIN, ()))
+    _check_no_union([*files.get(TRAIN, ()), *(unnamed if channel_split == TRAIN else ())])
     is_evaluated = channel_split in ("validation", "test")
     if is_evaluated and channel_split not in files and len(files) == 1 and not unnamed:
         # The user has named the channel, and evaluation data is never learned.
@@ -88,6 +91,19 @@ def _check_one_variant(paths: Sequence[Path]) -> None:
                 f"{folder} holds several splits of training data: {', '.join(sorted(names))}.",
                 "Leave the files of all but one out of the channel. If all are meant, rename them, "
                 "such as to train-a.parquet and train-b.parquet.",
+            )
+
+
+def _check_no_union(paths: Sequence[Path]) -> None:
+    """Raise DataError if one file of a folder may hold the rows of the others: `train_all.csv`
+    and `train_0.csv`."""
+    for path in paths:
+        others = [other for other in paths if other.parent == path.parent and other != path]
+        if others and _UNIONS & {*_SEPARATORS.split(path.name.partition(".")[0].lower())}:
+            raise DataError(
+                f"{path} may hold the rows of {listed(others, 3)}, by its name, which would be "
+                "read twice.",
+                "Leave out either, or rename it.",
             )
 
 

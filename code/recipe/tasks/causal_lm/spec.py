@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from recipe import column_words
 from recipe.option_fields import NOT_BELOW_0, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     MESSAGES_NAMES,
     PROMPT_NAMES,
+    SUMMARY_PAIRS,
     TEXT,
     TOKEN_IDS,
     Column,
@@ -31,14 +33,35 @@ _TOOLS = Column(role="tools", names=("tools",), is_optional=True)
 _SYSTEM = Column(
     role="system", names=("system", "system_prompt", "system_message"), is_optional=True
 )
-_PROMPT = Column(role="prompt", names=PROMPT_NAMES, kind=Kind.TEXT, setting="prompt_column")
+_PROMPT = Column(
+    role="prompt",
+    names=PROMPT_NAMES,
+    kind=Kind.TEXT,
+    setting="prompt_column",
+    similar_names=column_words.QUESTIONS,
+)
 _COMPLETION = Column(
     role="completion",
     names=COMPLETION_NAMES,
     kind=Kind.TEXT,
     setting="completion_column",
+    similar_names=column_words.ANSWERS,
     is_target=True,
 )
+_TURNS = (
+    *(("user", second) for second in ("assistant", "bot", "model")),
+    *(("human", second) for second in ("assistant", "ai", "bot", "gpt")),
+    *(("context", second) for second in ("response", "reply", "completion")),
+    *(("input", second) for second in ("gt", "label_text")),
+    *(("input_text", second) for second in ("output_text", "target_text")),
+    ("user_message", "assistant_message"),
+    ("question_text", "answer_text"),
+    ("q", "a"),
+    ("src", "tgt"),
+    ("source", "target"),
+    *SUMMARY_PAIRS,
+)
+"""Names of prompts and completions that count together."""
 _TOPICS = ("category", "topic", "original_question")
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 ALPACA = Form((
@@ -81,6 +104,7 @@ SPECS = (
             Form((_MESSAGES, _TOOLS, _SYSTEM), extras=_TOPICS),
             ALPACA,
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), extras=_TOPICS),
+            Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), pairs=_TURNS, extras=_TOPICS),
             Form((TOKEN_IDS,)),
             Form((TEXT,)),
         ),

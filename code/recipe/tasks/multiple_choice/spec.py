@@ -54,7 +54,14 @@ SPECS = (
         forms=(
             Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
             Form((replace(_QUESTION, names=("startphrase",)), _ENDINGS, _ANSWER)),
-            Form((_CONTEXT, _QUESTION, _LETTERED, _ANSWER)),
+            Form(
+                (
+                    _CONTEXT,
+                    replace(_QUESTION, names=(*_QUESTION.names, "prompt")),
+                    _LETTERED,
+                    _ANSWER,
+                )
+            ),
             Form(
                 (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
                 extras=("ctx_a", "ctx_b", "activity_label", "subject"),  # HellaSwag's, MMLU's

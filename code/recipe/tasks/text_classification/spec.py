@@ -16,7 +16,6 @@ from recipe.spec import (
     Form,
     Served,
     TaskSpec,
-    pair_forms,
 )
 
 RANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -41,7 +40,7 @@ SPECS = (
         folder="text_classification",
         forms=(
             Form((TOKEN_IDS, LABEL)),
-            *pair_forms(PAIRS, TEXT, TEXT_PAIR, replace(LABEL, names=PAIR_LABEL_NAMES)),
+            Form((TEXT, TEXT_PAIR, replace(LABEL, names=PAIR_LABEL_NAMES)), pairs=PAIRS),
             Form((TEXT, LABEL)),
         ),
         owns_settings=True,
@@ -65,7 +64,7 @@ SPECS = (
                 inputs=(
                     Form((TEXT,)),
                     Form((TEXT, TEXT_PAIR)),
-                    *pair_forms(PAIRS, TEXT, TEXT_PAIR),
+                    *(Form((TEXT, TEXT_PAIR)).with_pair(pair) for pair in PAIRS),
                 ),
                 routes=("/predict", *RANKING),
                 form="pair",

@@ -8,13 +8,13 @@ from recipe.option_fields import AT_LEAST_1, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
     PROMPT_NAMES,
+    SUMMARY_PAIRS,
     Column,
     Form,
     Kind,
     Model,
     Served,
     TaskSpec,
-    pair_forms,
 )
 
 SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
@@ -22,41 +22,30 @@ SOURCE = Column(role="source", names=("source",), kind=Kind.TEXT, setting="text_
 TARGET = Column(
     role="target", names=("target",), kind=Kind.TEXT, setting="label_column", is_target=True
 )
-_SUMMARIES = pair_forms(
-    (
-        ("document", "summary"), ("article", "highlights"), ("dialogue", "summary"),
-        ("article", "summary"), ("text", "summary"), ("article", "abstract"),
-        ("description", "abstract"), ("report", "summary"), ("body", "summary"),
-        ("content", "summary"), ("news_body", "news_title"), ("extract_text", "summary_text"),
-        ("transcript", "summary"), ("documents", "tldr"), ("text", "tldr"), ("text", "headline"),
-        ("article", "headline"), ("text", "abstract"), ("email_body", "subject_line"),
-    ),
-    SOURCE,
-    TARGET,
+_SUMMARIES = Form(
+    (SOURCE, TARGET),
+    pairs=SUMMARY_PAIRS,
     extras=("title",),
 )  # fmt: skip
-_TRANSLATIONS = (
-    *pair_forms(
-        (("translation.{source_lang}", "translation.{target_lang}"),
-         ("{source_lang}", "{target_lang}")),
-        SOURCE,
-        TARGET,
+_TRANSLATIONS = Form(
+    (SOURCE, TARGET),
+    pairs=(
+        ("translation.{source_lang}", "translation.{target_lang}"),
+        ("{source_lang}", "{target_lang}"),
+        ("source", "translation"),
+        ("text", "translation"),
     ),
-    *pair_forms((("source", "translation"), ("text", "translation")), SOURCE, TARGET),
-)  # fmt: skip
-_TEXTS = (
-    *pair_forms(
-        (
-            ("source", "target"), ("src", "tgt"), ("source_text", "target_text"),
-            ("input_text", "target_text"), ("text", "target"), ("inputs", "labels"),
-            ("question", "long_answer"),
-        ),
-        SOURCE,
-        TARGET,
+)
+_TEXTS = Form(
+    (SOURCE, TARGET),
+    pairs=(
+        ("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"),
+        ("input_text", "target_text"), ("text", "target"), ("inputs", "labels"),
+        ("question", "long_answer"),
     ),
-    Form((replace(SOURCE, names=PROMPT_NAMES), replace(TARGET, names=COMPLETION_NAMES))),
 )  # fmt: skip
-_FORMS = {SUMMARIES: _SUMMARIES, TRANSLATIONS: _TRANSLATIONS, TEXTS: _TEXTS}
+_PROMPTS = Form((replace(SOURCE, names=PROMPT_NAMES), replace(TARGET, names=COMPLETION_NAMES)))
+_FORMS = {SUMMARIES: [_SUMMARIES], TRANSLATIONS: [_TRANSLATIONS], TEXTS: [_TEXTS, _PROMPTS]}
 
 
 @dataclass(frozen=True, kw_only=True)

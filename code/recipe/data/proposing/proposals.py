@@ -1,0 +1,305 @@
+"""Propose hyperparameters for data whose columns names alone do not make clear.
+
+Names and contents of columns order what a message proposes. What trains is decided by
+`recipe.data.columns`: by names, and by the hyperparameters that the user gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.data import values
+from recipe.data.column_settings import (
+    ColumnsError,
+    is_identifier,
+    quoted,
+    sample_cells,
+)
+from recipe.data.columns import Selection, select
+from recipe.data.files import formats
+from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
+from recipe.data.proposing.column_scores import (
+    Roles,
+    are_numbers,
+    find_named,
+    narrow_form,
+    profile_column,
+    score_assignments,
+)
+from recipe.errors import DataError
+from recipe.settings import DataSettings
+from recipe.spec import (
+    Form,
+    Kind,
+    TaskSpec,
+    normalized,
+)
+from recipe.task_table import TASKS
+
+MOST = 3
+"""Lines in a message."""
+_MOST_CHECKED = 20
+_LONG_CELL, _WORDS_OF_NAMES = 25, 3
+"""Characters above which a cell is a text, and words below which it may be a name."""
+_FEW = 10
+"""Rows in which each may have a label of its own."""
+_TEXTS = {"text", "words", "category", "list", "records"}
+_WORD_NAMES = {"word", "words", "token", "tokens"}
+_NEAR = 0.6
+"""How much less likely a line may be than the first one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Hyperparameters with which the columns of a file make samples of a task."""
+
+    task: str
+    settings: Mapping[str, str]
+    """The hyperparameters to add to the job's, without `task`."""
+    selection: Selection
+    score: float
+
+    def line(self, with_task: bool) -> str:
+        """Return the hyperparameters as a message shows them: `text_column=a label_column=b`."""
+        pairs = {"task": self.task, **self.settings} if with_task else self.settings
+        return " ".join(f"{name}={quoted(value)}" for name, value in pairs.items())
+
+
+def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list[Proposal]:
+    """Return at most `MOST` ways to read a file, the likeliest first.
+
+    Each one was checked on the first rows of the file.
+
+    Args:
+        tasks: Those that are possible, and how likely each is for the model, from 0 to 1.
+    """
+    ignored = set(settings.ignored_columns)
+    profiles = {name: profile_column(part, name) for name in part.table.column_names
+                if name not in ignored}  # fmt: skip
+    if not {"text", "words"} & {*profiles.values()}:  # texts of a word
+        profiles = {name: "words" if profile in ("codes", "constant") else profile
+                    for name, profile in profiles.items()}  # fmt: skip
+    ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
+    for task, likelihood in tasks.items():
+        spec = TASKS[task]
+        for form in spec.forms:
+            form = narrow_form(form, profiles)
+            for score, roles in score_assignments(form, profiles, settings):
+                key = task, *sorted((role, *names) for role, names in roles.items())
+                if key not in ranked or ranked[key][0] < score + likelihood:
+                    ranked[key] = score + likelihood, spec, form, roles
+    proposed: dict[object, Proposal] = {
+        proposal.line(True): proposal
+        for task in tasks
+        for proposal in _translations(part, TASKS[task], settings)
+    }
+    # Of tasks that read the same, the last of a folder is the most general one.
+    ranks = {task: rank for rank, task in enumerate(tasks)}
+    ordered = sorted(ranked.values(), key=lambda item: (-item[0], -ranks[item[1].name]))
+    for score, spec, form, roles in ordered[:_MOST_CHECKED]:
+        if proposed and score < next(iter(proposed.values())).score - _NEAR:
+            break
+        proposal = _checked(part, spec, form, roles, settings, score)
+        if proposal is not None:
+            read = tuple(sorted(proposal.selection.names))
+            proposed.setdefault((spec.folder, read), proposal)
+        if len(proposed) >= MOST:
+            break
+    return list(proposed.values())[:MOST]
+
+
+def _translations(part: Part, spec: TaskSpec, settings: DataSettings) -> Iterator[Proposal]:
+    """Yield the languages of a record of translations, in both directions."""
+    prefixes = {
+        name.partition("{")[0]
+        for form in spec.forms
+        for pair in (() if form.needs_task else form.pairs)
+        for name in pair
+        if "{" in name and not name.startswith("{")
+    }
+    codes = [
+        name.removeprefix(prefix)
+        for prefix in sorted(prefixes)
+        for name in part.table.column_names
+        if name.startswith(prefix)
+    ]
+    for source, target in itertools.permutations(codes, 2):
+        line: dict[str, Any] = {"source_lang": source, "target_lang": target}
+        with contextlib.suppress(DataError):
+            selection = select(part, spec, dataclasses.replace(settings, **line))
+            yield Proposal(task=spec.name, settings=line, selection=selection, score=2.0)
+
+
+def explained(
+    error: ColumnsError,
+    part: Part,
+    spec: TaskSpec,
+    settings: DataSettings,
+    training: Selection | None = None,
+) -> DataError:
+    """Return the refusal of a file for a task that is given, with the lines to give.
+
+    Args:
+        training: The columns of the training data, if this is another file.
+    """
+    lines = []
+    if error.is_final:
+        return error
+    if training is None:
+        lines = [proposal.line(False) for proposal in find(part, {spec.name: 0.0}, settings)]
+    elif error.unread:
+        ignored = dict.fromkeys([*settings.ignored_columns, *error.unread])
+        lines = [f"ignore_columns={quoted(','.join(ignored))} to leave out what is not meant"]
+    remedy = f"Give {'; or '.join(lines)}." if lines else error.remedy
+    rest = error.remedy if lines and training is not None else ""
+    return DataError(error.message, f"{remedy} {rest}".strip())
+
+
+def header_refusal(
+    unclear: UnclearHeader, tasks: Mapping[str, float], settings: DataSettings
+) -> DataError:
+    """Return the refusal of delimited text whose first row may be a header, with the lines to give
+    for both cases, the likelier one first."""
+    cases: list[list[str]] = []
+    parts = [formats.read(unclear.path, header=header) for header in (True, False)]
+    for header, part in zip(("true", "false"), parts, strict=True):
+        lines = []
+        for proposal in find(part, tasks, settings):
+            is_named = header == "true" and bool({*proposal.settings} - {"ignore_columns"})
+            line = proposal.line(len(tasks) > 1)
+            lines.append(line if is_named else f"header={header} {line}".strip())
+        cases.append(lines)
+    likelier, other = cases if _names_columns(parts[1]) else cases[::-1]
+    lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] else []
+    if lines:
+        return DataError(unclear.message, f"Give {'; or '.join(lines)}.")
+    has_texts = any(
+        profile_column(parts[0], name) in _TEXTS for name in parts[0].table.column_names
+    )
+    return DataError(unclear.message, unclear.remedy if has_texts else why_none(parts[0]))
+
+
+def check_lone_words(part: Part) -> None:
+    """Raise DataError if a file has a word in each row, of sentences that it does not hold."""
+    profiles = {name: profile_column(part, name) for name in part.table.column_names}
+    for name, profile in profiles.items():
+        is_word = normalized(name) in _WORD_NAMES and profile in ("codes", "category")
+        if is_word and "text" not in profiles.values():
+            raise DataError(
+                f"{part.path} has a word in each row, in column {name!r}: tags depend on the other "
+                "words of a sentence.",
+                'Write a row for each sentence: {"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", '
+                '"O"]}, or CoNLL: a word and its tag on each line, an empty line after each '
+                "sentence.",
+            )
+
+
+def why_none(part: Part) -> str:
+    """Return what must change so that a file can be learned, in a sentence."""
+    names = part.table.column_names
+    profiles = {profile_column(part, name) for name in names}
+    if not profiles & _TEXTS:
+        if sum(map(is_identifier, names)) > 1:
+            return "It has ids in place of texts: join the texts of queries and documents by them."
+        return "It has no column of texts, which tasks for texts learn from: add one."
+    return "Name the columns by task, text_column, label_column and others (docs/DATA.md)."
+
+
+def _names_columns(part: Part) -> bool:
+    """Return whether the first row looks like names of columns, not like the rows below it."""
+    positions = [str(table[0].as_py()) for table in part.table.columns]
+    if positions == [str(index) for index in range(len(positions))]:
+        return True  # pandas'
+    is_name = True
+    for name in part.table.column_names:
+        first, *others = [str(cell or "") for cell in part.table[name].slice(0, 200).to_pylist()]
+        filled = [cell for cell in others if cell] or [""]
+        for is_like in (is_number, DATE.fullmatch):
+            if all(map(is_like, filled)):
+                return not is_like(first)
+        usual = sum(map(len, filled)) / len(filled)
+        is_text = len(first) * 2 > usual or len(first.split()) > _WORDS_OF_NAMES
+        is_name = is_name and not (usual > _LONG_CELL and is_text)
+    return is_name
+
+
+def _checked(
+    part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, score: float
+) -> Proposal | None:
+    """Return the shortest line by which these columns are read; None if none works."""
+    for is_short in (True, False):
+        line: dict[str, Any] = _line(part, form, roles, settings, is_short)
+        for _ in range(2):
+            try:
+                selection = select(part, spec, dataclasses.replace(settings, **line))
+                _check_cells(part, spec, selection)
+            except ColumnsError as error:
+                is_text = len(roles) == 1 and form[next(iter(roles))].kind is Kind.TEXT
+                if not error.unread or is_text:
+                    break
+                ignored = dict.fromkeys([*settings.ignored_columns, *error.unread])
+                line = {**line, "ignore_columns": ",".join(ignored)}
+                continue
+            except DataError:
+                return None
+            read = {role: sorted(names) for role, names in selection.columns.items()}
+            if all(read.get(role) == sorted(names) for role, names in roles.items()):
+                return Proposal(task=spec.name, settings=line, selection=selection, score=score)
+            break
+    return None
+
+
+def _line(
+    part: Part, form: Form, roles: Roles, settings: DataSettings, is_short: bool
+) -> dict[str, str]:
+    """Return the hyperparameters that name the columns of roles.
+
+    Args:
+        is_short: Whether to leave out columns that are found by their names.
+    """
+    line: dict[str, str] = {}
+    by_role = [settings.columns] if settings.columns else []
+    for role, names in roles.items():
+        column = form[role]
+        if role in settings.columns_by_role or (
+            is_short and [*names] == find_named(column, part.table.column_names)
+        ):
+            continue
+        if not column.setting:
+            by_role += [f"{role}:{name}" for name in names]
+        elif getattr(settings, column.setting) is None:
+            line[column.setting] = ",".join(names)
+    if "text_column" in line and "text_pair_column" in line:
+        line["text_column"] += f",{line.pop('text_pair_column')}"
+    if len(by_role) > bool(settings.columns):
+        line["columns"] = ",".join(by_role)
+    return dict(sorted(line.items(), key=lambda item: not item[0].startswith(("text", "prompt"))))
+
+
+def _check_cells(part: Part, spec: TaskSpec, selection: Selection) -> None:
+    """Raise DataError if columns cannot have their roles by what their first cells hold."""
+    values.check_inputs(part, selection)
+    if spec.name == "reranking" and not {"score", "negatives"} & {*selection.columns}:
+        raise DataError("Reranking needs irrelevant texts, too.")
+    for column in selection.form.columns:
+        for name in selection.columns.get(column.role, ()):
+            cells = sample_cells(part, name)
+            if column.kind is Kind.TEXT and not column.is_repeated:
+                values.check_texts(part, name)
+            elif column.role == "answers" and "starts" not in selection:
+                if not any("start" in str(cell) for cell in cells):
+                    raise DataError(f"Column {name!r} does not say where answers begin.")
+            elif column.role == "label":
+                values.check_labels(part, name)
+                is_spelled = all(isinstance(cell, str) for cell in cells) and not are_numbers(cells)
+                if is_spelled and len(cells) > _FEW and len({*cells}) > len(cells) / 2:
+                    raise DataError(f"Column {name!r} has nearly as many values as rows.")
+            elif column.role == "score" and not (
+                is_list(part.table.schema.field(name).type) or are_numbers(cells)
+            ):
+                raise DataError(f"Column {name!r} does not hold numbers.")

@@ -1,0 +1,178 @@
+"""Headers of public exports: columns that names make clear are read, and of others the first line
+that a refusal proposes is the one that a person means."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe import task_table
+from recipe.arguments import parse
+from recipe.data import reading
+from recipe.errors import RecipeError
+from recipe.plan import detection
+from tests.support.shape_lines import CONFIGURATIONS, proposed_lines
+
+KINDS: Mapping[str, Any] = {
+    "text": lambda n: f"We waited {n} hours for the green house on the river number {n * 7}.",
+    "title": lambda n: f"Green house {n}",
+    "class": lambda n: ["good", "bad", "fine"][n % 3],
+    "flag": lambda n: n % 2,
+    "stars": lambda n: n % 5 + 1,
+    "score": lambda n: n % 7 / 7,
+    "id": lambda n: n + 100,
+    "date": lambda n: f"2024-03-{n % 28 + 1:02}",
+    "letter": lambda n: "AB"[n % 2],
+    "talk": lambda n: [{"role": "user", "content": "hi"}, {"role": "assistant", "content": f"{n}"}],
+    "none": lambda n: "",
+}
+
+
+def table(columns: str, has_header: bool = True) -> str:
+    """Return a CSV with columns of kinds: `Rezension:text, Stimmung:class`."""
+    pairs = [column.rpartition(":")[::2] for column in columns.split(", ")]
+    rows = [
+        [f"{KINDS[kind](n)} ({number})" if kind == "text" else KINDS[kind](n)
+         for number, (_, kind) in enumerate(pairs)]
+        for n in range(30)
+    ]  # fmt: skip
+    lines = [",".join(map(str, row)) for row in rows]
+    return "\n".join([",".join(name for name, _ in pairs)] * has_header + lines)
+
+
+def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any) -> str:
+    """Return the task of a job and its columns: `text-classification text=a label=b`."""
+    (folder / "config.json").write_text(json.dumps(CONFIGURATIONS[model]))
+    words = [word for name, value in argv.items() for word in (f"--{name}", value)]
+    parsed = parse(["--model_id", str(folder), "--eval_strategy", "no", *words])
+    selections = []
+
+    def select(*args: Any, **kwargs: Any) -> Any:
+        selections.append(reading_select(*args, **kwargs))
+        return selections[-1]
+
+    reading_select = reading.select
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "select", select)
+        task, _ = detection.find(parsed, {"train": folder / "data"})
+        task_table.load(task)({"train": folder / "data"}, dataclasses.replace(parsed, task=task))
+    columns = selections[0].columns.items()
+    return " ".join([task, *(f"{role}={'+'.join(names)}" for role, names in columns)])
+
+
+@pytest.mark.parametrize(("model", "columns", "expected"), [
+    # Read at once.
+    ("encoder", "Rezension:text, Stimmung:class", "text-classification text=Rezension label=Stimmung"),
+    ("encoder", "本文:text, カテゴリ:class", "text-classification text=本文 label=カテゴリ"),
+    ("masked", "текст:text, метка:class", "text-classification text=текст label=метка"),
+    ("masked", "id:id, texto:text, etiqueta:class", "text-classification text=texto label=etiqueta"),
+    ("masked", "qid:id, question_text:text, target:flag", "text-classification text=question_text label=target"),
+    ("masked", "clean_text:text, is_depression:flag", "text-classification text=clean_text label=is_depression"),
+    ("encoder", "comments:text, hate:class", "text-classification text=comments label=hate"),
+    ("decoder", "user:text, assistant:text", "causal-lm prompt=user completion=assistant"),
+    ("decoder", "问题:text, 回答:text", "causal-lm prompt=问题 completion=回答"),
+    ("decoder", "article:text, summary:text", "causal-lm prompt=article completion=summary"),
+    ("decoder", "input:text, gt:text", "causal-lm prompt=input completion=gt"),
+    ("encoder", "query:text, pos:text", "sentence-embedding query=query text=pos"),
+    ("encoder", "Unnamed: 0:id, Unnamed: 0:id, text:text, label:class", "text-classification text=text label=label"),
+    ("encoder", "prompt:text, A:title, B:title, answer:letter", "multiple-choice question=prompt endings=A+B answer=answer"),
+    # The first line.
+    ("encoder", "v1:class, v2:text, :none", "? text-classification text=v2 label=v1"),
+    ("masked", "review_text:text, overall_rating:stars, churned:flag", "? text-classification text=review_text label=overall_rating"),
+    ("encoder", "Avis du client:text, Note:stars", "? text-classification text=Avis du client label=Note"),
+    ("encoder", "premise:text, hypo:text, label:class", "? text-classification text=premise text_pair=hypo label=label"),
+    ("encoder", "q1:text, q2:text, label:flag", "? text-classification text=q1 text_pair=q2 label=label"),
+    ("encoder", "Subject:title, Description:text, Priority:class, Group:class", "? text-classification text=Subject text_pair=Description label=Priority"),
+    ("encoder", "Summary:title, Description:text, Issue Type:class, Labels:title, Labels:title", "? text-classification text=Summary text_pair=Description label=Issue Type"),
+    ("encoder", "Frage:text, Antwort:text", "? sentence-embedding query=Frage text=Antwort"),
+    ("encoder", "frage:text, antwort_a:title, antwort_b:title, richtig:letter", "? multiple-choice question=frage endings=antwort_a+antwort_b answer=richtig"),
+    ("decoder", "question:text, context:text, answer:text", "? causal-lm prompt=question input=context completion=answer"),
+    ("decoder", "Customer Message:text, Agent Reply:text", "? causal-lm prompt=Customer Message completion=Agent Reply"),
+    ("t5", "en:text, fr:text", "? text2text-generation source=en target=fr"),
+    ("encoder", "query:text, document:text, is_relevant:flag, split_id:id", "? sentence-embedding query=query text=document score=is_relevant"),
+    # What must change.
+    ("encoder", "user_id:id, product_id:id, rating:stars", "! join the texts of queries and documents by them"),
+    ("encoder", "age:stars, income:id, churn:flag", "! It has no column of texts"),
+    ("decoder", "prompt:text, completion:text, label:flag", "! examples/post_training/kto.py"),
+    ("encoder", "Sentence #:id, Word:letter, Tag:letter", "! has a word in each row"),
+    ("encoder", "query:text, negative:text", "! Name the columns by task"),
+])  # fmt: skip
+def test_columns_are_found_or_proposed(
+    model: str, columns: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.csv").write_text(table(columns))
+    if expected[0] not in "?!":
+        assert outcome(tmp_path, model, {}, monkeypatch) == expected
+        return
+    with pytest.raises(RecipeError) as refusal:
+        outcome(tmp_path, model, {}, monkeypatch)
+    lines = proposed_lines(refusal.value)
+    assert len(lines) <= 3
+    if expected[0] == "!":
+        assert expected[2:] in str(refusal.value)
+        assert not lines
+        return
+    assert outcome(tmp_path, model, lines[0], monkeypatch) == expected[2:]
+    for line in lines[1:]:  # the others plan, too
+        outcome(tmp_path, model, line, monkeypatch)
+
+
+@pytest.mark.parametrize(("model", "columns", "argv", "expected"), [
+    ("encoder", "q:text, passage:text, score:score", "task=sentence-embedding text_column=q text_pair_column=passage",
+     "sentence-embedding query=q text=passage score=score"),
+    ("decoder", "p:text, completion:text, label:flag", "prompt_column=p completion_column=completion", "! examples/post_training/kto.py"),
+    ("t5", "en:text, fr:text", "source_lang=en target_lang=fr", "translation source=en target=fr"),
+    ("encoder", "frage:text, z:title, a:title, loesung:letter", "task=multiple-choice text_column=frage label_column=loesung columns=endings:z,endings:a",
+     "multiple-choice question=frage endings=z+a answer=loesung"),
+    ("encoder", "comments:text, hate:class", "header=false", "! names columns, and header=false is given"),
+])  # fmt: skip
+def test_columns_that_are_named_are_read(
+    model: str, columns: str, argv: str, expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.csv").write_text(table(columns))
+    given = dict(pair.split("=", 1) for pair in argv.split())
+    if expected[0] != "!":
+        assert outcome(tmp_path, model, given, monkeypatch) == expected
+        return
+    with pytest.raises(RecipeError, match=expected[2:]):
+        outcome(tmp_path, model, given, monkeypatch)
+
+
+ROWS = table("text:text, label:class")
+CONLL = "Ada\tB-PER\t1\nsat\tO\t1\n\nBo\tB-PER\t2\nsat\tO\t2\n\n" * 9
+
+
+@pytest.mark.parametrize(("files", "task", "expected"), [
+    ({"SemEval2016-train.csv": ROWS}, "", "text-classification text=text label=label"),
+    ({"GermEval21.csv": ROWS}, "", "text-classification text=text label=label"),
+    ({"UserTesting.csv": ROWS}, "", "text-classification text=text label=label"),
+    ({"train_0.csv": ROWS, "train_few_all.csv": ROWS + "\nmore,good"}, "", "! would be read twice"),
+    ({"a.csv": table("text:text, label:class, w:class").replace(",good", ",TRAIN").replace(",bad", ",TEST")},
+     "", "! may hold the split of each row"),
+    ({"a.txt": "words\tlabels\tsentence_id\n" + CONLL}, "token-classification", "! names its columns"),
+    ({"a.txt": "## guid\ttext 1\n" + CONLL.replace("\t1\n", "\n").replace("\t2\n", "\n")}, "token-classification",
+     "token-classification tokens=tokens tags=tags"),
+    ({"a.txt": CONLL}, "token-classification", "! label_column=column_2"),
+    ({"a.csv": "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"}, "", "! git lfs pull"),
+    ({"a.csv": "a.txt".ljust(257, "\0") + "ustar"}, "", "! Unpack it"),
+])  # fmt: skip
+def test_names_of_files_and_their_first_lines(
+    files: dict[str, str], task: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    for name, text in files.items():
+        (tmp_path / "data" / name).write_text(text)
+    given = {"task": task} if task else {}
+    if expected[0] != "!":
+        assert outcome(tmp_path, "encoder", given, monkeypatch) == expected
+        return
+    with pytest.raises(RecipeError, match=expected[2:]):
+        outcome(tmp_path, "encoder", given, monkeypatch)
