@@ -1,6 +1,7 @@
 """Models train and answer with the token ids of their tokenizer.json, whatever class their files name."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer
 
+from amphora.serving.vllm.tokenizer_files import match_tokenizer
 from recipe.models.sources import tokenizers
 from recipe.models.sources.tokenizers import load_tokenizer
 from recipe.tokenization.encoding import Encoder
@@ -254,3 +256,18 @@ def test_what_trains_and_what_serves_have_the_ids_of_the_file(
     sentences: Any = Handlers(tmp_path / "sentences").model
     assert sentences.model.tokenizer(TEXTS)["input_ids"] == lower != expected
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_vllm_is_given_the_ids_of_the_file(tmp_path: Path) -> None:
+    """Also for a type of model whose class transformers imposes."""
+    folder, target = tmp_path / "model", tmp_path / "target"
+    file = LAYOUTS["llama 3"][0]()
+    write_files(folder, file, "qwen2", {"tokenizer_class": "PreTrainedTokenizerFast", **END})
+    command = ["vllm", "serve", str(folder)]
+    assert match_tokenizer(command, str(folder), target, os.environ) == ["--tokenizer", str(target)]
+    expected = [item.ids for item in file.encode_batch(TEXTS)]
+    assert AutoTokenizer.from_pretrained(target)(TEXTS)["input_ids"] == expected
+    assert AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"] != expected
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert match_tokenizer(command, str(folder), tmp_path / "none", os.environ) == []

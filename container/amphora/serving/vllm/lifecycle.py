@@ -31,6 +31,7 @@ from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.prompt_proof import PromptProof
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import ServerProcess
+from amphora.serving.vllm.tokenizer_files import match_tokenizer
 
 LOG = logging.getLogger("amphora.vllm")
 ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -72,6 +73,7 @@ class Engine:
         self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
         self._socket = Path(self._folder.name) / "socket"
         self._command = server_arguments.command(settings, environ, selection, self._socket)
+        self._model = selection.model
         self._changing = asyncio.Lock()
         self._loads = 0
         """Adapters that the engine has loaded since its start; it keeps those that are unloaded."""
@@ -109,6 +111,10 @@ class Engine:
         failures, has_answered = 0, False
         try:  # As AWS's vLLM image does.
             await asyncio.to_thread(self._code.install, self.settings.model_dir)
+            folder = Path(self._folder.name) / "tokenizer"
+            self._command += await asyncio.to_thread(
+                match_tokenizer, self._command, self._model, folder, self._environ
+            )
         except AmphoraError as wrong:
             self.failed.set_result(wrong)
             return
