@@ -68,7 +68,7 @@ def shared(spent: dict[Bound, int]) -> Iterator[None]:
     """Hold a request to what the requests before it in the same body have left of each bound.
 
     Args:
-        spent: What those cost; afterwards with the cost of this one.
+        spent: What those cost; afterwards with the cost of this one, unless it is refused.
     """
     cost = _Cost(before=dict(spent))
     token = _COST.set(cost)
@@ -76,8 +76,8 @@ def shared(spent: dict[Bound, int]) -> Iterator[None]:
         yield
     finally:
         _COST.reset(token)
-        for bound, figure in cost.figures.items():
-            spent[bound] = cost.before.get(bound, 0) + figure
+    for bound, figure in cost.figures.items():
+        spent[bound] = cost.before.get(bound, 0) + figure
 
 
 @dataclass

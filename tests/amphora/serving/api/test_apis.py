@@ -262,10 +262,12 @@ def test_the_costs_of_a_bodys_lines_add_up(
     writer: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds.Bound.WRITTEN, "most", 10)
-    lines = [{"inputs": TEXT, "max_new_tokens": 4, "seed": seed} for seed in range(3)]
+    counts = (40, 4, 4, 4)
+    lines = [{"inputs": TEXT, "max_new_tokens": count, "seed": 1} for count in counts]
     body = "\n".join(map(json.dumps, lines)).encode()
-    *answers, refused = writer.ask((body, "application/jsonlines"))
-    assert len(answers) == 2
+    alone, *answers, refused = writer.ask((body, "application/jsonlines"))
+    assert alone["error"]["code"] == "too_costly"
+    assert [list(answer[0]) for answer in answers] == [["generated_text"]] * 2
     assert refused["error"]["code"] == "too_costly" and "12 tokens" in refused["error"]["message"]
 
 
