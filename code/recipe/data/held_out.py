@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from recipe.settings import DataSettings
 
 Array = npt.NDArray[Any]
 Locate = Callable[[int], str]
+_WHOLE = re.compile(r"^(-?\d+)\.0+$")
 _MOST_EXCESS = 1.5
 """How many times the wanted rows groups that are held out may have."""
 
@@ -122,6 +124,7 @@ def assign(
     built, dropped = _drop_repeated(built, settings)
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
     assert train is not None  # `reading` checks that
+    is_held_out = False
     if validation is not None:
         rule = "evaluation: on the validation data"
         rule += ", test data after training" if test is not None else ""
@@ -134,6 +137,7 @@ def assign(
         rule = "evaluation: none (eval_strategy=no); all rows train"
         sharded |= {"validation"} if "train" in sharded else set()
     else:
+        is_held_out = True
         row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
         row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
         # One host may have too few rows while all together have enough.
@@ -151,7 +155,7 @@ def assign(
         count, rows = sum(hosts.gather(len(held_out))), sum(hosts.gather(len(row_strata)))
         rule = f"evaluation: {count} of {rows} training rows held out{how}"
         sharded |= {"validation"} if "train" in sharded else set()
-    if len(built) > 1 and (unused := _hold_out_settings(settings)):
+    if not is_held_out and (unused := _hold_out_settings(settings)):
         rule += f"; {' and '.join(unused)} not used: no training rows are held out"
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
@@ -312,7 +316,9 @@ def hold_out_groups(
         DataError: a row has no value, or all have the same one.
     """
     _check_filled(cells, column, locate)
-    numbers, groups = pd.factorize(np.array([str(cell) for cell in cells], object))
+    # 7, 7.0 and "7 " are one customer, in files of different types.
+    names = [_WHOLE.sub(r"\1", str(cell).strip()) for cell in cells]
+    numbers, groups = pd.factorize(np.array(names, object))
     if len(groups) < 2:
         raise DataError(
             f"Column {column!r}, which validation_group names, is {groups[0]!r} in all rows.",
@@ -405,7 +411,7 @@ def cells_of_rows(
 
 def _check_filled(cells: Sequence[Any], column: str, locate: Locate) -> None:
     """Raise DataError if a row has no value."""
-    empty = [row for row, cell in enumerate(cells) if cell is None or not str(cell).strip()]
+    empty = [row for row, cell in enumerate(cells) if str(cell).strip() in ("", "None", "nan")]
     if empty:
         raise DataError(
             f"{len(empty)} of {len(cells)} rows have no value in column {column!r}, the first at "

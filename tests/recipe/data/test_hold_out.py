@@ -105,6 +105,7 @@ def test_the_newest_rows_are_held_out(column: str, tmp_path: Path) -> None:
     ("argv", "change", "message"),
     [
         ("--validation_group custmer", {}, r"custmer.*no such column.*Did you mean customer"),
+        ("--validation_group day", {"day": float("nan")}, r"1 of 120 rows .*a.jsonl line 4"),
         ("--validation_group customer", {"customer": ""}, r"1 of 120 rows .*a.jsonl line 4"),
         ("--validation_date created", {"created": "31/12/24"}, r"a.jsonl line 4 has '31/12/24'"),
         ("--validation_group label --validation_date day", {}, "does not go with the other"),
@@ -116,6 +117,25 @@ def test_a_column_that_cannot_divide_the_rows_is_refused(
     rows = [{**row, **(change if n == 3 else {})} for n, row in enumerate(ROWS)]
     with pytest.raises(DataError, match=message):
         load(tmp_path, argv, rows)
+
+
+def test_a_group_is_one_in_files_of_several_types(tmp_path: Path) -> None:
+    def spelled(n: int) -> dict[str, Any]:
+        number = n % 9
+        return {"day": number if n < 50 else [float(number), f"{number} ", str(number)][n % 3]}
+
+    rows = [
+        {"text": row["text"], "label": row["label"], **spelled(n)} for n, row in enumerate(ROWS)
+    ]
+    data = load(tmp_path, "--validation_group day --validation_split 0.4", rows)
+    assert "of 9 groups" in " ".join(data.notes)
+    sides = [{n % 9 for n in numbers(data, use)} for use in ("train", "evaluation")]
+    assert sides[1] and not sides[0] & sides[1]
+
+
+def test_without_an_evaluation_none_is_held_out_and_that_is_said(tmp_path: Path) -> None:
+    data = load(tmp_path, "--validation_date day --eval_strategy no")
+    assert len(data.train) == COUNT and "validation_date not used" in " ".join(data.notes)
 
 
 def test_a_hold_out_that_is_not_needed_is_said(tmp_path: Path) -> None:
