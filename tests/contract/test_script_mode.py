@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,33 @@ def test_a_stop(
     # A stop is no error, which alarms on logs would count.
     assert ("ERROR" in output) == (code == 137), output
     assert "WARNING training was stopped" in output or code != 143
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ranks", [("",), ("0", "1")])
+def test_wandb_runs_until_a_stopped_script_has_saved(job: Tree, ranks: Sequence[str]) -> None:
+    enabled = str(len(ranks) > 1).lower()
+    job.configure(
+        {"sagemaker_program": "script.py", "sagemaker_torch_distributed_enabled": enabled}
+    ).script(
+        IMPORTS + "import wandb\n"
+        "run, stopped = wandb.init(mode='offline', project='p'), []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))\n"
+        "rank = os.environ.get('RANK', '')\n"
+        "pathlib.Path('ready' + rank).touch()\n"
+        "while not stopped: run.log({'loss': 1.0}); time.sleep(0.05)\n"
+        "time.sleep(0.5); run.log({'last': 2.0}); run.finish()\n"
+        "pathlib.Path('saved' + rank).touch()"
+    )
+    process = job.start(WANDB_DIR=str(job.base), AMPHORA_NPROC_PER_NODE=str(len(ranks)))
+    for rank in ranks:
+        wait_for(job.code / f"ready{rank}")
+    process.terminate()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert all((job.code / f"saved{rank}").exists() for rank in ranks)
+    kept = [path.read_bytes() for path in job.base.glob("wandb/offline-run-*/*.wandb")]
+    assert [b"last" in run for run in kept] == [True] * len(ranks)
 
 
 @pytest.mark.parametrize(

@@ -301,9 +301,12 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
 
 
 STOPPABLE = (
-    "import os, pathlib, signal, sys, time\n"
+    "import os, pathlib, signal, subprocess, sys, time\n"
     "seconds = float(os.environ['SM_HP_SECONDS'])\n"
-    "def save(*_): time.sleep(seconds); pathlib.Path('saved').touch(); sys.exit(0)\n"
+    "helper = subprocess.Popen(['cat'], stdin=-1, stdout=-1)\n"
+    "def save(*_):\n"
+    "    time.sleep(seconds); assert helper.communicate(b'x') == (b'x', None)\n"
+    "    pathlib.Path('saved').touch(); sys.exit(0)\n"
     "signal.signal(signal.SIGTERM, save)\n"
     "pathlib.Path('ready').touch()\n"
     "time.sleep(600)"
