@@ -293,11 +293,11 @@ SUMMARY_PAIRS: Sequence[tuple[str, str]] = (
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
 CHOSEN_NAMES = (
     *("chosen", "chosen_response", "chosen_answer", "response_chosen", "accepted"),
-    "chosen.value",
+    *("chosen.value", "preferred_output"),
 )
 REJECTED_NAMES = (
     *("rejected", "rejected_response", "rejected_answer", "response_rejected"),
-    "rejected.value",
+    *("rejected.value", "non_preferred_output"),
 )
 """Columns of preference pairs, which no task reads."""
 PREFERENCES = (

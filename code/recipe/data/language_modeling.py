@@ -109,9 +109,11 @@ def _read(
             f"{', '.join(_PLAIN)} are read as plain texts.",
             f"Rename it to {stem}.csv, or remove that line.",
         )
-    if is_plain:
-        return formats.read_texts(path, sample_by)
-    part = formats.read(path, lone_column=True, header=header)
+    part = (
+        formats.read_texts(path, sample_by)
+        if is_plain
+        else formats.read(path, lone_column=True, header=header)
+    )
     folders = [folder for folder in path.parents if folder in templates]
     return templates[folders[0]].fill(part) if folders else part
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data import values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, SYSTEM, TOOLS
 from recipe.data.column_settings import NOTHING
 from recipe.data.conversations import conversation
@@ -23,6 +24,7 @@ from recipe.errors import DataError, listed
 
 INPUT = "input"
 """Alpaca's column of an instruction's input."""
+_TEXTS = (PROMPT, COMPLETION)
 TEMPLATE = "template.json"
 """JumpStart's file with a template of prompts and completions."""
 ALPACA_WITH_INPUT = (
@@ -42,37 +44,36 @@ class JumpStartTemplate:
     """A template of JumpStart: texts with `{column}` for the cells of a row."""
 
     path: Path
-    prompt: str
-    completion: str
+    pieces: Mapping[str, Sequence[tuple[str, str | None]]]
+    """For the prompt and the completion: texts, and the column that follows each, if any."""
 
     def fill(self, part: Part) -> Part:
         """Return the prompts and completions of a file's rows.
 
         Raises:
-            DataError: The file lacks a column of the template.
+            DataError: The file lacks a column of the template, or has lists in it.
         """
-        parsed = [list(string.Formatter().parse(text)) for text in (self.prompt, self.completion)]
-        names = list(dict.fromkeys(name for text in parsed for _, name, *_ in text if name))
+        named = [name for pieces in self.pieces.values() for _, name in pieces]
+        names = list(dict.fromkeys(name for name in named if name is not None))
         if missing := [name for name in names if name not in part.table.column_names]:
             raise DataError(
                 f"{self.path} names the columns {listed(missing)}, which {part.path} lacks: its "
                 f"columns are {', '.join(part.table.column_names)}.",
                 "Give the template and the columns the same names, or remove the template.",
             )
+        for name in names:
+            part = part.with_column(name, values.texts(part, name))
 
-        def texts(pieces: list[Any]) -> Iterator[list[str]]:
+        def texts(pieces: Sequence[tuple[str, str | None]]) -> Iterator[list[str]]:
             for _, batch in part.batches(names):
                 yield [
-                    "".join(
-                        f"{before}{'' if name is None or row[name] is None else row[name]}"
-                        for before, name, *_ in pieces
-                    )
+                    "".join(before + ("" if name is None else row[name]) for before, name in pieces)
                     for row in batch.to_pylist()
                 ]
 
         columns = {
-            name: spooled_column(pa.large_string(), texts(pieces))
-            for name, pieces in zip((PROMPT, COMPLETION), parsed, strict=True)
+            role: spooled_column(pa.large_string(), texts(pieces))
+            for role, pieces in self.pieces.items()
         }
         kind = f"{part.format}, prompts by {TEMPLATE}"
         return dataclasses.replace(part, table=pa.table(columns), format=kind)
@@ -85,22 +86,27 @@ def read_templates(folders: Iterable[Path]) -> dict[Path, JumpStartTemplate]:
         DataError: A template cannot be read.
     """
     templates = {}
-    for folder in folders:
-        path = folder / TEMPLATE
+    for path in (folder / TEMPLATE for folder in folders):
         if not path.is_file():
             continue
         try:
-            made = JumpStartTemplate(path, **json.loads(path.read_text(encoding="utf-8")))
-            is_read = any(name for _, name, *_ in string.Formatter().parse(made.completion))
-        except (ValueError, TypeError, AttributeError):
-            is_read = False
-        if not is_read:
+            texts = json.loads(path.read_text(encoding="utf-8"))
+            parsed = {role: [*string.Formatter().parse(texts[role])] for role in _TEXTS}
+            others = [name for name in texts if name not in parsed]
+        except (ValueError, TypeError, LookupError):
+            parsed, others = {}, []
+        pieces = [piece for some in parsed.values() for piece in some]
+        is_plain = all(name != "" and not spec and not how for _, name, spec, how in pieces)
+        if others or not is_plain or not any(name for _, name, *_ in parsed.get(COMPLETION, ())):
             raise DataError(
                 f"{path} is not a template of JumpStart.",
                 'Write it as {"prompt": "...{instruction}...", "completion": "{response}"}, with '
                 "the names of columns, or remove it.",
             )
-        templates[folder] = made
+        templates[path.parent] = JumpStartTemplate(
+            path,
+            {role: [(text, name) for text, name, *_ in some] for role, some in parsed.items()},
+        )
     return templates
 
 
