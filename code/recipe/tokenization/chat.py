@@ -21,6 +21,7 @@ from recipe.tokenization.encoding import Encoder
 
 _THOUGHT_TAGS = re.compile(r"</?think>|\[/?THINK\]")
 """What separates thoughts from the rest of a content; templates may write them otherwise."""
+_WORDS = re.compile(r"\w+")
 _SHOWN = 60
 
 
@@ -148,11 +149,12 @@ def _check_learned(number: int, message: Message, learned: str) -> None:
     for call in message.get("tool_calls") or ():
         arguments = call["function"]["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        parts += [("tool_calls", text) for text in (call["function"]["name"], *_texts(arguments))]
+        # Templates escape these in several ways: words are compared.
+        words = _WORDS.findall(" ".join(_texts(arguments)))
+        parts += [("tool_calls", text) for text in (call["function"]["name"], *words)]
     for key, value in parts:
         text = value.strip()
-        escaped = (json.dumps(text, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
-        if text not in learned and not any(form in learned for form in escaped):
+        if text not in learned and json.dumps(text)[1:-1] not in learned:
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
             raise TemplateError(
                 f"it drops {shown!r} of the {key} of message {number} (from 0), which the "
