@@ -39,12 +39,13 @@ def test_no_new_name_is_without_effect_by_chance() -> None:
     """
     # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
     HASHED = """
-        class_names columns completion_column doc_stride hf_token negative_columns
+        chat_template_kwargs class_names columns completion_column doc_stride hf_token negative_columns
         header ignore_columns missing_labels
         image_column label_column label_separator long_texts max_length
         max_target_length messages_column mlm_probability model_name_or_path num_labels packing
         per_device_train_batch_size problem_type prompt_column sample_by
-        source_lang source_prefix target_lang text_column text_pair_column trust_remote_code
+        source_lang source_prefix target_lang text_column text_pair_column train_on_prompt
+        trust_remote_code
         drop_duplicates validation_date validation_group validation_split
     """
     OF_TRANSFORMERS_4 = """
