@@ -367,6 +367,18 @@ def test_data_that_is_not_evaluated_has_no_findings(has_test: bool, tmp_path: Pa
     assert section.columns == ("class", "train") and section.rows == [["a", 20], ["b", 20]]
 
 
+def test_the_doctor_s_sample_has_a_batch_of_evaluation_rows(tmp_path: Path) -> None:
+    """Of 8 rows, it called an evaluation of thousands too small for a score."""
+    channels = {"train": write(tmp_path / "train", CLEAN), "test": write(tmp_path / "test", CLEAN)}
+    given = parse(["--task", "text-classification"])
+    made = task_table.load("text-classification")(channels, given)
+    counts = [
+        len(made.some_samples(make_tokenizer(), 8, [0, 3], evaluated)["evaluation"])
+        for evaluated in (1, 32, 64)
+    ]
+    assert counts == [10, 32, 40]
+
+
 def test_repeated_rows_are_counted(tmp_path: Path) -> None:
     actual = findings("text-classification", tmp_path, [*CLEAN, *CLEAN[:10]], TEST)
     assert str(actual["repeated rows"]).startswith(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -17,6 +18,7 @@ from recipe import arguments
 from recipe.data import relevance, values
 from recipe.errors import HyperparameterError
 from recipe.metrics import metric_names
+from recipe.models import sentence_encoders
 from recipe.models.sources.origin import Origin
 from recipe.reports import figures
 from recipe.tasks import numbered_texts, ranking_scores
@@ -226,3 +228,15 @@ def test_texts_are_numbered_as_they_first_come_each_once(
         alike.setdefault(text, set()).add(identity)
     assert all(len(gradient_of) == 1 for gradient_of in alike.values())
     assert len(set().union(*alike.values())) == len(alike)
+
+
+@pytest.mark.parametrize(
+    ("known", "is_logged"),
+    [({}, False), ({"query": "", "document": ""}, False), ({"query": "q: "}, True)],
+)
+def test_prompts_that_a_job_turns_off_are_logged_if_there_were_any(
+    known: dict[str, str], is_logged: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = SimpleNamespace(prompts=known, default_prompt_name=None)
+    assert sentence_encoders.prompts(sentences, "", "") == ("", "")
+    assert ("unlike the model before" in capsys.readouterr().out) == is_logged
