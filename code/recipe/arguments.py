@@ -218,17 +218,8 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
     if not isinstance(structured, str):
         return structured
     value = structured
-    group: type = next((kind for kind in GROUPS if name in kind.__annotations__), TrainingArguments)
-    default: Any = dataclasses.field(
-        default=item.default,
-        default_factory=item.default_factory,
-        metadata={} if name in FIELDS else item.metadata,  # the parser rejects unknown keys
-    )
-    fields = [(name, _type_hints(group)[name], default)]
-    value_class: Any = dataclasses.make_dataclass("Value", fields)
-    parser = _Parser(value_class)
     try:
-        return getattr(parser.parse_args([f"--{name}={value}"]), name)
+        return getattr(_parser().parse_args([f"--{name}={value}"]), name)
     except ValueError as error:
         reason = str(error).partition(": ")[2] or str(error)
         raise HyperparameterError(
@@ -346,3 +337,19 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+@functools.cache
+def _parser() -> _Parser:
+    """Return a parser of all hyperparameters, whose values are converted to the types of their
+    fields."""
+    typed: list[tuple[str, Any, Any]] = []
+    for name, item in {**_training_fields(), **FIELDS}.items():
+        kinds = (kind for kind in GROUPS if name in kind.__annotations__)
+        metadata = {} if name in FIELDS else item.metadata  # the parser rejects unknown keys
+        default: Any = dataclasses.field(
+            default=item.default, default_factory=item.default_factory, metadata=metadata
+        )
+        typed.append((name, _type_hints(next(kinds, TrainingArguments))[name], default))
+    values: Any = dataclasses.make_dataclass("Values", typed, kw_only=True)
+    return _Parser(values)
