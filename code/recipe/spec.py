@@ -168,6 +168,9 @@ class TaskSpec:
     """The default peak, for all weights and for LoRA. docs/REFERENCE.md lists them."""
     served: Mapping[str, Served] = field(default_factory=dict)
     """What answers requests with the saved model, by the hub's names of the tasks."""
+    served_as: str = ""
+    """The task that answers with its models if `served` is empty: another one's, or a pipeline's of
+    transformers."""
     rank: int = 0
     """If two tasks could serve a model, the one with the lower rank does."""
 

@@ -46,6 +46,11 @@ def resolve(path: str) -> Any:
     return functools.reduce(getattr, names.split("."), importlib.import_module(f"recipe.{module}"))
 
 
+def served_as(name: str) -> str:
+    """Return the task of requests that answers with the models of a task."""
+    return next(iter(TASKS[name].served), TASKS[name].served_as)
+
+
 def load(name: str) -> Any:
     """Return the class of a task, to be called with the job's channels and hyperparameters."""
     return resolve(f"tasks.{TASKS[name].folder}.task:TASK")

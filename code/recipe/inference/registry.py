@@ -18,7 +18,7 @@ from recipe.models.sources.origin import Origin
 from recipe.runtime import device
 from recipe.spec import TRAINED_TASK
 from recipe.storage import checksums
-from recipe.task_table import SERVED, TASKS, resolve
+from recipe.task_table import SERVED, TASKS, resolve, served_as
 
 FEATURES, SENTENCES, TRANSLATIONS = "feature-extraction", "sentence-similarity", "translation"
 _SYNONYMS = {
@@ -145,8 +145,8 @@ def trained_task(origin: Origin) -> str | None:
     named = settings.get(TRAINED_TASK)
     if not isinstance(named, dict) or [named.get("class")] != settings.get("architectures"):
         return None
-    spec = TASKS.get(named.get("task", ""))
-    return None if spec is None else next(iter(spec.served), None)
+    task = named.get("task", "")
+    return (served_as(task) or None) if task in TASKS else None
 
 
 def task_of_class(name: str) -> str | None:

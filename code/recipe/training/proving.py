@@ -20,7 +20,7 @@ from recipe.models.sources.origin import Origin
 from recipe.plan.table import Table
 from recipe.runtime import memory
 from recipe.storage import checksums
-from recipe.task_table import TASKS, resolve
+from recipe.task_table import SERVED, resolve, served_as
 from recipe.tasks.base import OK, WARNING, Finding
 
 _COPIES = 3
@@ -75,12 +75,9 @@ def _made(
 
 def load(task: str, folder: Path, environ: Mapping[str, str]) -> tuple[str, Any]:
     """Return the name of the task that serves a model of a training task, and the loaded model."""
-    origin = Origin.find(str(folder), environ)
-    if task == "image-classification":
-        return task, Foreign.load(origin, task, {})
-    # Rankings are served as classifications.
-    served = TASKS[task].served or TASKS["text-classification"].served
-    name, entry = next(iter(served.items()))
+    origin, name = Origin.find(str(folder), environ), served_as(task)
+    if (entry := SERVED.get(name)) is None:
+        return name, Foreign.load(origin, name, {})
     return name, resolve(entry.load)(origin, **entry.options)
 
 

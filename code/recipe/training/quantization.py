@@ -33,8 +33,7 @@ from recipe.models.sources.origin import Origin
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.storage import atomic
-from recipe.task_table import TASKS, resolve
-from recipe.training import engine
+from recipe.training import engine, proving
 from recipe.training.preparation import prepare
 
 _LOWER_IS_BETTER = ("loss", "mse")
@@ -199,8 +198,6 @@ def _serve(task: str, folder: str) -> Trial | None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # int8 is for CPUs
     torch.set_num_threads(1)
     quieten()
-    # Rankings are served as classifications.
-    served = next(iter((TASKS[task].served or TASKS["text-classification"].served).values()))
-    loaded = resolve(served.load)(Origin.find(folder, {}), **served.options)
+    _, loaded = proving.load(task, Path(folder), {})
     trial: Trial | None = loaded.loaded_model.trial
     return trial

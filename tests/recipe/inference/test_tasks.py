@@ -329,7 +329,6 @@ def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> N
     [
         ({"task": "translation", "class": "T5ForConditionalGeneration"}, "translation"),
         ({"task": "translation", "class": "BartForConditionalGeneration"}, "text2text-generation"),
-        ({"task": "reranking", "class": "T5ForConditionalGeneration"}, "text2text-generation"),
         (
             {"task": "of another image", "class": "T5ForConditionalGeneration"},
             "text2text-generation",

@@ -48,6 +48,7 @@ SPECS = (
         models=frozenset({Model.VISION}),
         mixes_forms=True,
         recognises_files="tasks.image_classification.data:folders_of_images",
+        served_as="image-classification",
         options=Options,
         shared_options=("class_weight", "label_smoothing_factor", "do_predict", "missing_labels"),
     ),

@@ -24,6 +24,7 @@ SPECS = (
     TaskSpec(
         name="reranking",
         folder="reranking",
+        served_as="text-classification",
         forms=(*LISTS, *FORMS),
         mixes_forms=True,
         models=frozenset({Model.CLASSIFIER}),
