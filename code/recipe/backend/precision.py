@@ -30,29 +30,30 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_IS_REFERENCE = ContextVar("_IS_REFERENCE", default=False)
+_REFERENCE = ContextVar[str]("_REFERENCE", default="")
 
 
 @contextlib.contextmanager
-def as_reference() -> Iterator[None]:
-    """Load models of the block for reference answers: on the CPU in float32, each text alone."""
-    token = _IS_REFERENCE.set(True)
+def as_reference(name: str = "float32") -> Iterator[None]:
+    """Load models of the block for reference answers: on the CPU in the precision `name`, each text
+    alone."""
+    token = _REFERENCE.set(name)
     try:
         yield
     finally:
-        _IS_REFERENCE.reset(token)
+        _REFERENCE.reset(token)
 
 
 def is_reference() -> bool:
     """Return whether models are loaded for reference answers."""
-    return _IS_REFERENCE.get()
+    return bool(_REFERENCE.get())
 
 
 def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """Return the device, AMPHORA_DTYPE or its default there, and the type of the weights. Raise
     ValueError if AMPHORA_DTYPE is not a precision, or the device does not support it."""
-    if is_reference():
-        return "cpu", "float32", torch.float32
+    if name := _REFERENCE.get():
+        return "cpu", name, _DTYPES[name]
     choice = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if choice.bf16 else "float32")
     if name == "int8":

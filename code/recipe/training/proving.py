@@ -23,10 +23,14 @@ from recipe.storage import checksums
 from recipe.task_table import SERVED, resolve, served_as
 from recipe.tasks.base import OK, WARNING, Finding
 
-_COPIES = 3
-"""Copies of the weights in float32 that a proof may take: one of them, and one in float64."""
-_MOST_BYTES_OF_STOPPED = 4_000_000_000
-"""Weights of the largest model that is proved within the 120 s that a stopped job has."""
+_MOST_MEASURED = 4_000_000_000
+"""Bytes of the largest model whose errors are measured in float64."""
+_COPIES = {True: 5, False: 2.5}
+"""Free memory in float32, as a multiple of the files, for models that are measured and others: the
+files may have half the bits."""
+_COPIES_OF_HALF = 1.5
+_MOST_OF_STOPPED = 2_000_000_000
+"""Bytes of the largest model that is proved within the 120 s that a stopped job has."""
 
 
 def prove(
@@ -63,12 +67,14 @@ def _made(
     environ: Mapping[str, str],
 ) -> Proof:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if is_partial and size > _MOST_BYTES_OF_STOPPED:
+    if is_partial and size > _MOST_OF_STOPPED:
         raise MemoryError("the model is too large for the time of a stopped job")
-    free = memory.available()
-    if free is not None and free < _COPIES * size:
-        raise MemoryError(f"{memory.size(_COPIES * size)} are needed, {memory.size(free)} are free")
-    with precision.as_reference(), _quiet(), torch.random.fork_rng([]):
+    free, kind = memory.available(), "float32"
+    if free is not None and free < _COPIES[size <= _MOST_MEASURED] * size:
+        kind = "bfloat16"
+        if free < (needed := int(_COPIES_OF_HALF * size)):
+            raise MemoryError(f"{memory.size(needed)} are needed, {memory.size(free)} are free")
+    with precision.as_reference(kind), _quiet(), torch.random.fork_rng([]):
         name, served = load(task, folder, environ)
         return making.make(name, served, sums)
 

@@ -23,6 +23,7 @@ from recipe.backend import padded_rows
 from recipe.errors import ModelError
 from recipe.inference import registry
 from recipe.plan.table import Table
+from recipe.runtime import memory
 from recipe.storage import checksums
 from recipe.training import proving
 from tests.support import tasks
@@ -314,3 +315,22 @@ def test_a_chat_template_that_writes_the_date_is_not_proved(tmp_path: Path) -> N
         proof = json.loads((folder / "proof.json").read_text())
         assert [type(probe["prompt"]) for probe in proof["probes"]] == [str, str, list][:count]
         registry.load(str(folder), os.environ)
+
+
+def test_without_memory_for_float32_the_reference_is_in_bfloat16_or_there_is_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save("LlamaForCausalLM", tmp_path / "model")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    monkeypatch.setattr(memory, "available", lambda: 2 * size)
+    prove("causal-lm", folder)
+    proof = json.loads((folder / "proof.json").read_text())
+    assert proof["precision"] == "bfloat16"
+    assert proof["tolerances"]["float32"] == proof["tolerances"]["bfloat16"]
+    registry.load(str(folder), os.environ)
+    (folder / "proof.json").unlink()
+    monkeypatch.setattr(memory, "available", lambda: size)
+    rows: list[Any] = []
+    proving.prove("causal-lm", folder, Table(rows.append), is_partial=False, environ={})
+    assert rows[0].level == "warning" and "are free" in rows[0].detail
+    assert not (folder / "proof.json").exists() and (folder / "SHA256SUMS").is_file()
