@@ -242,7 +242,7 @@ chosen_column rejected_column rejected_text_column beta dpo_beta pref_beta loss_
   examples/post_training/dpo.py.
 stage rl | Give task=causal-lm (sft, pt); for others (dpo) use a script of TRL, such as
   examples/post_training/dpo.py.
-use_dora use_rslora use_galore use_unsloth loraplus_lr_ratio lora_modules_to_save
+use_galore use_unsloth loraplus_lr_ratio lora_modules_to_save
   freeze_trainable_layers unfrozen_parameters | Leave it out: all weights are trained, or LoRA's
   with lora_r; for others use your own script (docs/TRAINING.md).
 adapter_name_or_path | Merge the adapter into its model, and give that as the channel

@@ -44,7 +44,9 @@ CHOICES: Mapping[str, Sequence[str]] = {
     **{name: item.metadata["choices"] for name, item in FIELDS.items() if item.metadata["choices"]},
 }
 """Valid texts by name."""
-_ADAPTER_SETTINGS = ("lora_alpha", "lora_dropout", "lora_target_modules")
+_ADAPTER_SETTINGS = (
+    "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora",
+)  # fmt: skip
 """Settings of LoRA's adapters, besides their rank."""
 REFUSED: Mapping[str, str] = {
     "dataloader_drop_last": "no text is left out",

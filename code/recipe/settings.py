@@ -206,6 +206,8 @@ class ModelSettings(JobSettings):
     lora_target_modules: str = option(
         "all-linear", "Names of the layers with adapters, separated by commas.", separator=","
     )
+    use_rslora: bool = option(False, "Scale adapters by lora_alpha / sqrt(lora_r) (rsLoRA).")
+    use_dora: bool = option(False, "Also learn the lengths of the adapted weights (DoRA).")
     lora_save: str = option(
         "merged",
         "merged saves the merged model, adapter only the adapter.",

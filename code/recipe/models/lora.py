@@ -81,6 +81,8 @@ def wrap(
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_r,
         lora_dropout=settings.lora_dropout,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
         target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
         modules_to_save=full_modules if trains_head else None,
     )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import peft
 import pytest
 import torch
 import transformers
@@ -327,6 +328,33 @@ def test_adapters_are_all_that_is_trained_of_a_model_with_its_head(
     model, *_ = load(source, Hyperparameters(lora_r=2))
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's own
+@pytest.mark.parametrize("setting", ["use_rslora", "use_dora"])
+def test_variants_of_lora_are_those_of_peft(setting: str, tmp_path: Path) -> None:
+    folder = serving_kit.save("LlamaForCausalLM", tmp_path)
+    given: Any = {setting: True}
+    with pytest.raises(HyperparameterError, match=f"{setting} has no effect"):
+        Hyperparameters(**given)
+    ours, _ = pretrained.load_causal(Origin(str(folder)), Hyperparameters(lora_r=4, **given))
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear", **given
+    )
+    plain = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), config)
+    with torch.no_grad():
+        for (name, weight), (_, same) in zip(
+            ours.named_parameters(), plain.named_parameters(), strict=True
+        ):
+            if ".lora_" in name:
+                weight.copy_(torch.randn(weight.shape))
+                same.copy_(weight)
+        ids = torch.arange(8)[None]
+        expected = plain.eval()(ids).logits
+        torch.testing.assert_close(ours.eval()(ids).logits, expected)
+        lora.save(ours, None, tmp_path / "merged", Hyperparameters(lora_r=4, **given))
+        merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+        torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def limited(longest: int) -> Any:
