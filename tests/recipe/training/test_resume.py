@@ -394,7 +394,7 @@ def test_a_loss_that_is_no_number_names_step_and_rows(tmp_path: Path, trained: J
         "Lower learning_rate, or look at these rows.",
     ):
         assert words in str(raised.value)
-    assert re.search(r"the rows \d+(, \d+){7} of the training data", str(raised.value))
+    assert re.search(r"has (\S+/train.jsonl line \d+(, |\. )){8}", str(raised.value))
 
 
 @pytest.fixture
