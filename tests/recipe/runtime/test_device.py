@@ -85,7 +85,13 @@ def test_a_world_that_is_only_announced_is_refused() -> None:
 
 def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    device.choose({}, bf16=None, use_cpu=False, fp16=False)
+    chosen = device.choose({}, bf16=None, use_cpu=False, fp16=False)
+    assert torch.backends.cuda.cudnn_sdp_enabled(), "choosing changes nothing"
+    threads = torch.get_num_threads()
+    try:
+        device.set_up(chosen)
+    finally:
+        torch.set_num_threads(threads)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

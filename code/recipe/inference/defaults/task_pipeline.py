@@ -24,10 +24,12 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.compat import quieten
     from recipe.inference import registry
     from recipe.models.sources.origin import Origin
+    from recipe.runtime import device
     from recipe.storage import checksums
     from recipe.task_table import SERVED
 
     quieten()
+    device.avoid_wrong_kernels()
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:
