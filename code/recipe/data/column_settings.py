@@ -131,7 +131,7 @@ def belongs(part: Part, name: str, is_target_named: bool) -> bool:
         words[:-1] == qualifiers and words[-1] in TEXTS_OF_SAMPLES
         for words in map(words_of, part.table.column_names)
     )
-    if is_texts and qualifiers and (noun in TEXTS_OF_SAMPLES or is_part):
+    if is_texts and (noun in TEXTS_OF_SAMPLES or (qualifiers and is_part)):
         is_about_users = [*qualifiers, noun] == ["user", "description"]
         is_target = is_target_named and known_names.single.get(noun, False)
         return not (is_about_users or is_target or _DERIVED & {*qualifiers})

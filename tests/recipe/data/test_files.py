@@ -169,9 +169,11 @@ def test_arrow_reads_what_csv_reads_or_nothing(
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_large_plain_file_is_read_quickly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
+    """Also if the end of a block falls between \\r and \\n."""
     finished: list[bool] = []
     before = delimited._read_quickly
 
@@ -179,11 +181,13 @@ def test_a_large_plain_file_is_read_quickly(
         yield from before(*given)
         finished.append(True)
 
-    monkeypatch.setattr(delimited, "_BLOCK", 1 << 12)
     monkeypatch.setattr(delimited, "_read_quickly", watched)
-    (tmp_path / "a.csv").write_text("text,label\n" + 'good,1\n"two\nlines, ""x""",0\n' * 750)
-    assert formats.read(tmp_path / "a.csv").table.num_rows == 1_500
-    assert finished == [True]
+    text = "text,label\n" + 'good,1\n"two\nlines, ""x""",0\n' * 750
+    (tmp_path / "a.csv").write_bytes(text.replace("\n", end).encode())
+    for block in range(1 << 12, (1 << 12) + 8 * len(end)):
+        monkeypatch.setattr(delimited, "_BLOCK", block)
+        assert formats.read(tmp_path / "a.csv").table.num_rows == 1_500
+        assert finished.pop()
 
 
 def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:

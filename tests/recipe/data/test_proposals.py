@@ -95,6 +95,9 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     ("decoder", "Customer Message:text, Agent Reply:text", "? causal-lm prompt=Customer Message completion=Agent Reply"),
     ("t5", "en:text, fr:text", "? text2text-generation source=en target=fr"),
     ("encoder", "query:text, document:text, is_relevant:flag, split_id:id", "? sentence-embedding query=query text=document score=is_relevant"),
+    ("decoder", "query:text, reply:text, rating:stars", "? causal-lm prompt=query completion=reply"),
+    ("decoder", "user:title, ts:score, text:text", "? causal-lm text=text"),
+    ("encoder", "title_1:title, title_2:title, match:flag", "? text-classification text=title_1 text_pair=title_2 label=match"),
     # What must change.
     ("encoder", "user_id:id, product_id:id, rating:stars", "! join the texts of queries and documents by them"),
     ("encoder", "age:stars, income:id, churn:flag", "! It has no column of texts"),

@@ -61,9 +61,10 @@ _FIT: Mapping[str, Mapping[str, float]] = {
 }
 """Scores of what a column looks like for what its role holds; others cannot have the role."""
 _UNREAD = {"text": 0.25, "words": 0.1, "category": 0.1, "flag": 0.1, "list": 0.1, "records": 0.2}
-_MOST_UNREAD, _KNOWN_UNREAD, _LONE = 0.75, 0.2, 1.0
+_MOST_UNREAD, _KNOWN_UNREAD, _TARGET_UNREAD, _LONE = 0.75, 0.2, 0.35, 1.0
 """What columns that would not be read take from a score: at most all of them, one that belongs to
-samples by its name, and any if only a text is read, and they are rather meant, too."""
+samples by its name, any that may be a target, and any if only a text is read, and they are rather
+meant, too."""
 _OTHER_ROLE = 0.3
 """What a name that is known for another role of the form takes from a score."""
 _UNPAIRED = 0.15
@@ -79,7 +80,7 @@ def narrow_form(form: Form, names: Iterable[str]) -> Form:
     """Return a form with the names of the pair of which a file has most."""
     known = set(map(normalized, names))
     # Names that mean as much without the other one of a pair.
-    alone = {*map(normalized, (*TEXT_NAMES, *COMPLETION_NAMES))}
+    alone = {*map(normalized, (*TEXT_NAMES, *COMPLETION_NAMES)), *DESCRIPTIONS}
     pairs = [tuple(map(normalized, pair)) for pair in form.pairs]
     counts = [2 * known.issuperset(pair) or len(known.intersection(pair) - alone) for pair in pairs]
     if not any(counts):
@@ -161,9 +162,10 @@ def _whole_score(form: Form, roles: Roles, profiles: Mapping[str, str]) -> float
         for name in unread
     )
     cost = min(cost, _MOST_UNREAD) + _KNOWN_UNREAD * sum(map(_is_known, unread))
-    if not has_label and len(roles) > 1 and any(map(names_target, unread)):
-        cost += _KNOWN_UNREAD
-    kinds = {profiles[name] for name in unread} - {"nothing", "number", "words"}
+    kinds = {profiles[name] for name in unread} - {"nothing", "words"}
+    is_target_unread = any(map(names_target, unread)) or kinds & {"flag", "category", "grade"}
+    if not has_label and len(roles) > 1 and is_target_unread:
+        cost += _TARGET_UNREAD
     if len(roles) == 1 and kinds:
         cost += _LONE
     texts = [some[0] for r, some in roles.items() if form[r].kind is Kind.TEXT or r == "text"]
