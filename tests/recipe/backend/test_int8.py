@@ -238,6 +238,7 @@ def test_vectors_are_compared_by_their_loss_if_all_scores_are_equal(
 def test_each_other_task_has_its_proof(case: str, quick: Mapping[str, str], tmp_path: Path) -> None:
     argv = ("--lora_r", "2") if case == "reranking" else ()  # adapters are merged
     job = quantized(tmp_path, case, quick, *argv)
+    assert (job.model / "int8").is_dir(), job.log
     proof = json.loads((job.model / "int8" / "proof.json").read_text())
     assert proof["score"] == pytest.approx(job.metrics[f"eval_{proof['metric']}"], abs=1e-4)
     assert {*proof["milliseconds"]} == {"alone", "together"}
