@@ -49,9 +49,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
                 ["message 0 (user", "image_url", "TRL"],
             ),
             ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
-            ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "ignore_columns=system"]),
             ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
-            ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
             ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
             ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
             (
