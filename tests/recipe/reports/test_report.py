@@ -287,7 +287,8 @@ def test_a_run_has_metrics_by_step_and_no_secret(
         path for path in store.rglob("*") if path.is_file() and "hf_planted" in path.read_text()
     ]
     folder = tmp_path / "output" / "tensorboard" / "reviews-1"
-    assert sum(path.name.startswith("events.") for path in folder.iterdir()) == 2
+    # The evaluation after training has a file of its own, if it begins in another second.
+    assert sum(path.name.startswith("events.") for path in folder.iterdir()) in (2, 3)
     # On a new instance, MLflow's folder is absent.
     shutil.rmtree(store)
     job.finish("--eval_batch_size", "4")
