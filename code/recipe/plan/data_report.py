@@ -71,9 +71,9 @@ def inspect(
 
 def _used_splits(task: Task) -> dict[str, Dataset]:
     """Return the splits that are trained or evaluated. Without an evaluation, a job may have a row
-    in place of its data."""
+    in place of its data, and without training the evaluation data in place of its own."""
     splits, settings = named_splits(task.data), task.data_settings
-    is_used = settings.evaluates or settings.predicts
+    is_used = settings.trains and (settings.evaluates or settings.predicts)
     return splits if is_used else {"train": splits["train"]}
 
 

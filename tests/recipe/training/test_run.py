@@ -188,6 +188,9 @@ def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     assert "'loss'" not in output and "20 predictions for the evaluation data" in output
     (data / "test.csv").rename(data / "data.csv")
     assert job.run_here("--do_eval", "True")["eval_accuracy"] == 1.0
+    folders = folders_of(tmp_path, job.channels)
+    checked = preflight.inspect([*job.argv, "--do_eval", "True"], folders, 1)
+    assert not {"leak"} & {finding.what for finding in checked if finding.level != "ok"}, checked
     few = job.base / "few" / "data.csv"
     for rows in ([("good film", "pos")], [("bad film", "neg")] * 3):
         few.parent.mkdir(exist_ok=True)
