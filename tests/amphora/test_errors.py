@@ -12,7 +12,7 @@ from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import read_job
 from amphora.serving import settings
 from amphora.training import entry_point, launch
-from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.entry_point import Program, ProgramKind
 from amphora.training.job_runner import read_limits
 from tests.support.job_tree import Tree
 from tests.support.package_indexes import ARN
@@ -40,7 +40,7 @@ def plan(tree: Tree, environ: Any) -> None:
     kind = ProgramKind.COMMAND if program == "run.sh" else ProgramKind.SCRIPT
     hyperparameters = {name: value for name, value in environ.items() if name.islower()}
     actual = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure(hyperparameters).base)})
-    source = Source(root=Path("/code"), kind=kind, name=program)
+    source = Program(root=Path("/code"), kind=kind, name=program)
     launch.plan(actual, CPU, source, Path("/tmp/errors"), environ)
 
 

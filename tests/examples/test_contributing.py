@@ -159,8 +159,8 @@ def test_a_quick_change_does_what_it_says(tmp_path: Path, preloaded: Mapping[str
         ),
         "Add a launcher": (
             "from amphora.contract.job import read_job\nfrom amphora.training import launch\n"
-            "from amphora.training.entry_point import ProgramKind, Source\n"
-            "script = Source(root=pathlib.Path('/code'), kind=ProgramKind.SCRIPT, name='own.py')\n"
+            "from amphora.training.entry_point import Program, ProgramKind\n"
+            "script = Program(root=pathlib.Path('/code'), kind=ProgramKind.SCRIPT, name='own.py')\n"
             "planned = launch.plan(read_job(os.environ), devices.detect(os.environ), script,\n"
             "                      pathlib.Path('errors'), os.environ)\n"
             "print(*planned.argv[1:])",

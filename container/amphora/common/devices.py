@@ -77,7 +77,7 @@ def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """Holds what this package must know about one kind of device."""
 
     name: str
@@ -91,9 +91,9 @@ class Kind:
 
 
 _KINDS = (
-    Kind(CUDA, cuda.count, "CUDA_VISIBLE_DEVICES", 4096),
-    Kind(NEURON, neuron_cores.count, "NEURON_RT_VISIBLE_CORES", 4096),
-    Kind(CPU, lambda _: DetectedDevices(reason=f"{usable_cpus()} usable CPUs"), None, 24),
+    DeviceKind(CUDA, cuda.count, "CUDA_VISIBLE_DEVICES", 4096),
+    DeviceKind(NEURON, neuron_cores.count, "NEURON_RT_VISIBLE_CORES", 4096),
+    DeviceKind(CPU, lambda _: DetectedDevices(reason=f"{usable_cpus()} usable CPUs"), None, 24),
 )
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
+KINDS: Mapping[str, DeviceKind] = {kind.name: kind for kind in _KINDS}
 """The table of devices. A host is searched for them in this order, the CPU last."""

@@ -70,7 +70,7 @@ def unfinished(text: str) -> int:
     return 0
 
 
-class Masking:
+class MaskedStream:
     """Wraps a text stream and masks what is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -90,7 +90,7 @@ class Masking:
 
 def configure(level: int | str = logging.INFO) -> None:
     """Send the log lines of amphora and of the recipe to stderr in one format, secrets masked."""
-    handler = logging.StreamHandler(cast(TextIO, Masking(sys.stderr)))
+    handler = logging.StreamHandler(cast(TextIO, MaskedStream(sys.stderr)))
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     for name in ("amphora", "recipe"):
         logger = logging.getLogger(name)
@@ -101,5 +101,5 @@ def configure(level: int | str = logging.INFO) -> None:
 
 def mask_printing() -> None:
     """Mask what this process writes to sys.stdout and sys.stderr from now on."""
-    sys.stdout = cast(TextIO, Masking(sys.stdout))
-    sys.stderr = cast(TextIO, Masking(sys.stderr))
+    sys.stdout = cast(TextIO, MaskedStream(sys.stdout))
+    sys.stderr = cast(TextIO, MaskedStream(sys.stderr))

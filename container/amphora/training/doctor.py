@@ -35,7 +35,7 @@ _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     level: str
     """'ok', 'warning' or 'error'."""
     what: str
@@ -72,63 +72,65 @@ def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
     return int(counts[ERROR] > 0)
 
 
-def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterator[Finding]:
+def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterator[DoctorFinding]:
     try:
         job = read_job(environ)
     except AmphoraError as error:
-        yield Finding(ERROR, "configuration", str(error))
+        yield DoctorFinding(ERROR, "configuration", str(error))
         return
     logs.remember(logs.secret_values(job.hyperparameters))
     file = job.paths.config / "hyperparameters.json"
     names = ", ".join(sorted(job.hyperparameters)) or f"none in {file}"
     level = OK if file.exists() else WARNING
-    yield Finding(level, "configuration", f"hyperparameters: {names}")
+    yield DoctorFinding(level, "configuration", f"hyperparameters: {names}")
     if not job.channels:
-        yield Finding(WARNING, "channels", "there are no channels")
+        yield DoctorFinding(WARNING, "channels", "there are no channels")
     for name, path in job.channels.items():
         what = f"channel {name}"
         if not path.is_dir():
-            yield Finding(OK, what, "Pipe mode: not checked")
+            yield DoctorFinding(OK, what, "Pipe mode: not checked")
             continue
         files = [file for file in path.rglob("*") if file.is_file()]
         counted = f"{len(files)} file{'s' * (len(files) != 1)}"
         if size := sum(file.stat().st_size for file in files):
-            yield Finding(OK, what, f"{counted}, {_bytes(size)} ({path})")
+            yield DoctorFinding(OK, what, f"{counted}, {_bytes(size)} ({path})")
         else:
-            yield Finding(ERROR, what, f"it is empty ({path})")
+            yield DoctorFinding(ERROR, what, f"it is empty ({path})")
     for name in ("model", "output", "checkpoints"):
         folder: Path = getattr(job.paths, name)
         present = next(existing for existing in (folder, *folder.parents) if existing.exists())
         free = shutil.disk_usage(present).free
         what = f"folder {name}"
         if not os.access(present, os.W_OK):
-            yield Finding(ERROR, what, f"{present} is read-only")
+            yield DoctorFinding(ERROR, what, f"{present} is read-only")
         else:
             level = OK if free >= LEAST_FREE_BYTES else WARNING
-            yield Finding(level, what, f"{_bytes(free)} free: {folder}")
+            yield DoctorFinding(level, what, f"{_bytes(free)} free: {folder}")
     yield from _start(job, environ, scratch, steps)
 
 
-def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> Iterator[Finding]:
+def _start(
+    job: Job, environ: Mapping[str, str], scratch: Path, steps: int
+) -> Iterator[DoctorFinding]:
     try:
         host = devices.detect(environ)
-        yield Finding(OK, "device", f"{host.kind}: {host.reason}")
+        yield DoctorFinding(OK, "device", f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)
         read_limits(environ)
     except AmphoraError as error:
-        yield Finding(ERROR, "start", str(error))
+        yield DoctorFinding(ERROR, "start", str(error))
         return
     for note in plan.notes:
-        yield Finding(OK, "start", note)
+        yield DoctorFinding(OK, "start", note)
     for install in plan.installs:
         try:
-            yield Finding(OK, "packages", f"{install} from {packages.described(environ)}")
+            yield DoctorFinding(OK, "packages", f"{install} from {packages.described(environ)}")
         except AmphoraError as error:
-            yield Finding(ERROR, "packages", str(error))
+            yield DoctorFinding(ERROR, "packages", str(error))
     if job.entry_point is not None:
         if steps:
-            yield Finding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
+            yield DoctorFinding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
         yield from _script(code, plan)
         return
     argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
@@ -146,30 +148,30 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path, steps: int) -> I
         assert recipe.stdout is not None
         for line in recipe.stdout:
             if line.startswith(_REPORT_PREFIX):
-                yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
+                yield DoctorFinding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
             elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
-                yield Finding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX).rstrip())
+                yield DoctorFinding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX).rstrip())
         exit_code, has_ended = recipe.wait(), timer.is_alive() or bool(steps)
         timer.cancel()
         errors.seek(0)
         lines = [line for line in errors.read().splitlines() if line.strip()] or ["no output"]
     if not has_ended:
         detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
-        yield Finding(WARNING, "recipe", detail)
+        yield DoctorFinding(WARNING, "recipe", detail)
     elif exit_code != 0:
-        yield Finding(ERROR, "recipe", lines[-1])
+        yield DoctorFinding(ERROR, "recipe", lines[-1])
 
 
-def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
+def _script(code: entry_point.Program, plan: launch.Launch) -> Iterator[DoctorFinding]:
     """Check that a user's script compiles and that its imports are installed."""
     file = code.script
     if file is None:
-        yield Finding(OK, "code", f"{code.path} is run by {code.command[0]}")
+        yield DoctorFinding(OK, "code", f"{code.path} is run by {code.command[0]}")
         return
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        yield Finding(ERROR, "code", f"{file}:{error.lineno} cannot be compiled: {error.msg}")
+        yield DoctorFinding(ERROR, "code", f"{file}:{error.lineno} cannot be compiled: {error.msg}")
         return
     # Others, below an `if` or `try`, may be optional.
     tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
@@ -185,13 +187,13 @@ def _script(code: entry_point.Source, plan: launch.Launch) -> Iterator[Finding]:
         level, remedy = WARNING, "requirements.txt may install them"
     if missing:
         detail = f"imports that are not installed: {', '.join(missing)}; {remedy}"
-        yield Finding(level, "code", detail)
+        yield DoctorFinding(level, "code", detail)
     else:
-        yield Finding(OK, "code", f"{code.name} compiles, and its imports are installed")
+        yield DoctorFinding(OK, "code", f"{code.name} compiles, and its imports are installed")
     try:
         transformers4.check(file, code.root)
     except CodeError as error:  # requirements.txt may install transformers 4.
-        yield Finding(level, "code", str(error))
+        yield DoctorFinding(level, "code", str(error))
 
 
 def _bytes(size: float) -> str:

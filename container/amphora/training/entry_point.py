@@ -34,7 +34,7 @@ class ProgramKind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Program:
     root: Path
     kind: ProgramKind
     name: str
@@ -81,7 +81,7 @@ class Source:
 
 def locate(
     job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path | None = None
-) -> Source:
+) -> Program:
     """Find the job's code; download and unpack it if necessary.
 
     Args:
@@ -98,7 +98,7 @@ def locate(
             )
         recipe = recipe_dir(environ)
         _check_unnamed(job, recipe)
-        return Source(root=recipe, kind=ProgramKind.SCRIPT, name="train.py")
+        return Program(root=recipe, kind=ProgramKind.SCRIPT, name="train.py")
     location = job.submit_directory.removeprefix("file://")
     path = Path(location)
     if location.startswith("s3://"):
@@ -147,7 +147,7 @@ def _check_unnamed(job: Job, recipe: Path) -> None:
                 )
 
 
-def install_steps(source: Source) -> list[str]:
+def install_steps(source: Program) -> list[str]:
     """Return what pip installs for the code, for `packages.index`."""
     steps = [REQUIREMENTS] if (source.root / REQUIREMENTS).is_file() else []
     if source.kind is not ProgramKind.COMMAND and is_package(source.root):
@@ -163,7 +163,7 @@ def is_package(root: Path) -> bool:
     return (root / "setup.py").is_file()
 
 
-def _entry(root: Path, name: str) -> Source:
+def _entry(root: Path, name: str) -> Program:
     path = root / name
     if archives.leaves(Path(name)) or name.startswith("-") or not name.strip():
         raise CodeError(
@@ -172,7 +172,7 @@ def _entry(root: Path, name: str) -> Source:
         )
     module = name.removesuffix(".py").replace("/", ".")
     if is_package(root) and not name.endswith((".sh", ".PY")) and _MODULE.fullmatch(module):
-        return Source(root=root, kind=ProgramKind.MODULE, name=module)
+        return Program(root=root, kind=ProgramKind.MODULE, name=module)
     if name.endswith(".ipynb"):
         raise CodeError(
             f"sagemaker_program is {name!r}, a notebook, which is not a program.",
@@ -180,9 +180,9 @@ def _entry(root: Path, name: str) -> Source:
         )
     if path.is_file():
         kind = ProgramKind.SCRIPT if path.suffix.lower() == ".py" else ProgramKind.COMMAND
-        return Source(root=root, kind=kind, name=name)
+        return Program(root=root, kind=kind, name=name)
     if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
-        return Source(root=root, kind=ProgramKind.MODULE, name=module)
+        return Program(root=root, kind=ProgramKind.MODULE, name=module)
     problem = "is a folder without __main__.py" if path.is_dir() else "does not exist"
     raise CodeError(
         f"sagemaker_program is {name!r}, but {path} {problem} (existing files: {listed(root)}).",

@@ -1,4 +1,4 @@
-"""Computes the command and environment of a job from `Job`, `Source` and `Devices`."""
+"""Computes the command and environment of a job from `Job`, `Program` and `Devices`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amphora.contract.sm_variables import (
     to_arguments,
 )
 from amphora.training import mpi, neuron
-from amphora.training.entry_point import ProgramKind, Source, install_steps
+from amphora.training.entry_point import Program, ProgramKind, install_steps
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parents[1] / "hook"
@@ -60,7 +60,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class LaunchPlan:
     """Describes the processes that train together."""
 
     launcher: str
@@ -72,7 +72,7 @@ class World:
 
 
 def plan(
-    job: Job, devices: Devices, source: Source, error_dir: Path, environ: Mapping[str, str]
+    job: Job, devices: Devices, source: Program, error_dir: Path, environ: Mapping[str, str]
 ) -> Launch:
     """Return how to start `source` for `job` on this host.
 
@@ -116,7 +116,7 @@ def plan(
     )  # fmt: skip
 
 
-def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
+def _world(job: Job, devices: Devices, source: Program, environ: Mapping[str, str]) -> LaunchPlan:
     """Decide which processes train together, and what starts them."""
     processes = devices.accelerators or 1
     why = "one for each accelerator" if devices.accelerators else "there is no accelerator"
@@ -152,13 +152,13 @@ def _world(job: Job, devices: Devices, source: Source, environ: Mapping[str, str
     counted = f"{processes} process{'es' * (processes > 1)}"
     where = f"each of {len(hosts)} hosts" if len(hosts) > 1 else "this host"
     notes.append(f"{counted} on {where}{f' by {launcher}' * bool(launcher)}: {why}")
-    return World(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
+    return LaunchPlan(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
 
 
 def _command(
     job: Job,
-    source: Source,
-    world: World,
+    source: Program,
+    world: LaunchPlan,
     devices: Devices,
     environ: Mapping[str, str],
     agent_dir: Path,
@@ -209,7 +209,7 @@ def _mark(name: str, value: Any) -> str:
     return f"{'SM_HP' if isinstance(value, str) else 'SM_ARGUMENT'}_{plain(name).upper()}"
 
 
-def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
+def _defaults(job: Job, devices: Devices, world: LaunchPlan) -> dict[str, str]:
     defaults = {
         # torchrun defaults to 1 thread, a plain process to every core of the machine.
         "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes))

@@ -25,7 +25,7 @@ from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import Job, Paths, decode
 from amphora.training import launch, mpi
-from amphora.training.entry_point import ProgramKind, Source, listed
+from amphora.training.entry_point import Program, ProgramKind, listed
 
 _DATA = r"/opt/ml/input/data"
 _SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
@@ -60,7 +60,7 @@ _GENERIC_FAILURE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class GeneratedScript:
     """Holds the steps of the generated script after it has set its environment."""
 
     entry_script: str
@@ -107,10 +107,10 @@ def start(
                 "Give its path within SourceCode.source_dir.",
             )
         kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
-        source, what = Source(root=root, kind=kind, name=name), str(root / name)
+        source, what = Program(root=root, kind=kind, name=name), str(root / name)
     else:
         script = str(job.paths.data / "sm_drivers" / "sm_train.sh")
-        source = Source(root=root, kind=ProgramKind.COMMAND, name=script)
+        source = Program(root=root, kind=ProgramKind.COMMAND, name=script)
         what = script if request.unknown else request.steps.get("command") or request.driver
     arguments = arguments_of(job)
     plan = launch.plan(_adapted(job, request, root), devices, source, error_dir, environ)
@@ -144,7 +144,7 @@ def start(
     )  # fmt: skip
 
 
-def read(paths: Paths, sent: str) -> Request:
+def read(paths: Paths, sent: str) -> GeneratedScript:
     """Read the SDK's files in the channel sm_drivers. Raises ConfigError."""
     folder = paths.data / "sm_drivers"
     try:
@@ -157,7 +157,7 @@ def read(paths: Paths, sent: str) -> Request:
             "Start the job with SDK v3's ModelTrainer and SourceCode, which create it.",
         ) from error
     steps, unknown = understand(script)
-    return Request(
+    return GeneratedScript(
         entry_script=(source_code or {}).get("entry_script") or "",
         distributed=distributed or {},
         steps=steps,
@@ -207,7 +207,7 @@ def arguments_of(job: Job) -> dict[str, str]:
     return arguments
 
 
-def _adapted(job: Job, request: Request, root: Path) -> Job:
+def _adapted(job: Job, request: GeneratedScript, root: Path) -> Job:
     """Translate the job to SDK v2's keys, whose distributions `launch` knows."""
     count = request.distributed.get("process_count_per_node")
     requested: dict[str, Any] = {"process_count_per_node": count} if count else {}

@@ -15,7 +15,7 @@ from amphora.common.errors import ConfigError
 from amphora.contract.job import Paths, read_job
 from amphora.contract.sm_variables import sm_variables
 from amphora.training import launch
-from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.entry_point import Program, ProgramKind
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import device, neuron_ls, printing, trn1
 
@@ -250,7 +250,7 @@ def test_an_older_driver_takes_the_compatibility_libraries(
     # They reach the script's processes.
     tree.configure({"sagemaker_program": "s.py"}).script("", "s.py")
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base)})
-    source = Source(root=Paths(tree.base).code, kind=ProgramKind.SCRIPT, name="s.py")
+    source = Program(root=Paths(tree.base).code, kind=ProgramKind.SCRIPT, name="s.py")
     plan = launch.plan(job, detected, source, tree.base, environ)
     assert plan.environ["LD_LIBRARY_PATH"] == first
 

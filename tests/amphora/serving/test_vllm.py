@@ -15,11 +15,11 @@ import pytest
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import settings as settings_module
-from amphora.serving.pool.spawner import ModelError
+from amphora.serving.pool.spawner import ModelLoadError
 from amphora.serving.settings import ServerSettings
 from amphora.serving.vllm import selection, server_arguments, vllm_source
 from amphora.serving.vllm.prompt_proof import PromptProof
-from amphora.serving.vllm.selection import Selection
+from amphora.serving.vllm.selection import EngineChoice
 from amphora.serving.vllm.server_process import reason
 from tests.support import recording_vllm
 from tests.support.recording_vllm import install
@@ -46,7 +46,7 @@ def _save(base: Path, architecture: str = "LlamaForCausalLM") -> Path:
     return base / "model"
 
 
-def _select(base: Path, **environ: str) -> Selection:
+def _select(base: Path, **environ: str) -> EngineChoice:
     return selection.select(_settings(base, environ), environ)
 
 
@@ -109,7 +109,7 @@ def test_without_vllm_its_variables_and_adapters_are_refused(
     """By name; a model's own handlers may read OPTION_* and adapters/ themselves."""
     monkeypatch.setattr(selection, "find_package", lambda: None)
     model = _save(tmp_path)
-    assert _select(tmp_path) == Selection(engine="transformers", reason="")
+    assert _select(tmp_path) == EngineChoice(engine="transformers", reason="")
     with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not installed.*vllm image"):
         _select(tmp_path, SM_VLLM_DTYPE="float16")
     named = r"AMPHORA_ADAPTERS is set.*vLLM alone serves adapters by name, and it is not used: "
@@ -156,9 +156,11 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     assert words["--tokenizer"] == words["--generation-config"] == [str(folder)]
 
 
-def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dict[str, list[str]]:
+def _command(
+    base: Path, chosen: EngineChoice | None = None, **environ: str
+) -> dict[str, list[str]]:
     """The arguments by their names."""
-    chosen = chosen or Selection(engine="vllm", reason="", model="a/b")
+    chosen = chosen or EngineChoice(engine="vllm", reason="", model="a/b")
     line = server_arguments.command(_settings(base, environ), environ, chosen, Path("/socket"))
     words: dict[str, list[str]] = {}
     for word in line[line.index("a/b" if "a/b" in line else chosen.model) + 1 :]:
@@ -256,7 +258,7 @@ def test_variables_are_read_by_the_types_of_vllms_arguments(
 ) -> None:
     _write_source(tmp_path)
     environ = {f"SM_VLLM_{variable}": value}
-    chosen = Selection(engine="vllm", reason="", model="a/b")
+    chosen = EngineChoice(engine="vllm", reason="", model="a/b")
     usual, given = (
         server_arguments.command(_settings(tmp_path, some), some, chosen, Path("/socket"))
         for some in ({}, environ)
@@ -301,7 +303,7 @@ def test_what_cannot_be_served_is_refused_before_vllm_starts(
     _write_source(tmp_path)
     for name, text in files.items():
         (folder / name).write_text(text)
-    chosen = Selection(engine="vllm", reason="", model=str(folder))
+    chosen = EngineChoice(engine="vllm", reason="", model=str(folder))
     with pytest.raises(ConfigError, match=why):
         _command(tmp_path, chosen, **environ)
 
@@ -311,7 +313,7 @@ def test_templates_and_settings_that_vllm_knows_pass(tmp_path: Path) -> None:
     (folder / "tokenizer.json").touch()
     template = "{% for m in x %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    assert _command(tmp_path, Selection(engine="vllm", reason="", model=str(folder)))
+    assert _command(tmp_path, EngineChoice(engine="vllm", reason="", model=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -726,7 +728,7 @@ def test_answers_are_compared_with_the_proof_of_the_model(
         asyncio.run(proof.verify("model", answer, 9))
 
     if cause:
-        with pytest.raises(ModelError, match=cause):
+        with pytest.raises(ModelLoadError, match=cause):
             verify()
     else:
         verify()

@@ -13,12 +13,12 @@ from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
 from amphora.training import launch
-from amphora.training.entry_point import ProgramKind, Source
+from amphora.training.entry_point import Program, ProgramKind
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import printing, trn1
 
 SCRIPT = Path("/opt/amphora/code/train.py")
-SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
+SOURCE = Program(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
 
 
 def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
@@ -26,7 +26,7 @@ def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> 
     return Devices(kind=kind, accelerators=gpus or cores, cpus=cpus, efa=efa, reason="test")
 
 
-def plan(tree: Tree, detected: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
+def plan(tree: Tree, detected: Devices, source: Program = SOURCE, **environ: str) -> launch.Launch:
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
     return launch.plan(job, detected, source, Path("/tmp/errors"), environ)
 

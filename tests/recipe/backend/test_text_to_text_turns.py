@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from amphora.serving.worker.job_threads import Job, Turns
+from amphora.serving.worker.job_threads import TurnJob, Turns
 from recipe.backend import turns
 from recipe.backend.requests.payloads import Request
 from recipe.models.sources.origin import Origin
@@ -190,7 +190,7 @@ def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
     expected = [oracle(t5, [text], settings) for text in (*texts, "who")]
     monkeypatch.setattr(type(t5.loaded.model), "generate", counted)
     answers: dict[int, Any] = {}
-    added: list[Job] = []
+    added: list[TurnJob] = []
 
     def ask(position: int, text: str) -> None:
         (later,) = predict(t5, [request(text, **settings)])

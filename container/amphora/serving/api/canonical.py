@@ -101,7 +101,7 @@ class Generate(ApiRequest):
     settings: dict[str, Any]
     """By OpenAI's keys. Those that are missing are the model's."""
     api: Any
-    """Writes the answer: `tgi.GeneratedTexts` or `openai.OpenAiTexts`."""
+    """Writes the answer: `tgi.GenerationResponse` or `openai.OpenAiTexts`."""
     usual_tokens: int
     """New tokens, if the settings have no number and the model has so many positions left."""
     single: bool = True

@@ -51,7 +51,7 @@ _IDLE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedTexts:
+class GenerationResponse:
     """The answers to one request."""
 
     prompts: Sequence[Any]
@@ -133,7 +133,7 @@ def read_generation(
     return Generate(
         names=names, streams=settings.get("stream", False),
         prompts=prompts, settings=settings, usual_tokens=USUAL_TOKENS, single=not is_list,
-        continues=True, api=GeneratedTexts(prompts=prompts, values=values, is_document=is_tgi),
+        continues=True, api=GenerationResponse(prompts=prompts, values=values, is_document=is_tgi),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _WEIGHTS_SHARE = 1.2
 
 
 @dataclass
-class LoadedModel:
+class HostedModel:
     name: str
     url: str
     pool: Pool
@@ -54,7 +54,7 @@ class MultiModel:
         self._environ = environ
         self._metrics = metrics
         self._invocations = invocations
-        self._models: dict[str, LoadedModel] = {}
+        self._models: dict[str, HostedModel] = {}
         self._loading = asyncio.Lock()
 
     @property
@@ -75,13 +75,13 @@ class MultiModel:
     def names(self) -> list[str]:
         return sorted(self._models)
 
-    def find(self, name: str) -> LoadedModel:
+    def find(self, name: str) -> HostedModel:
         """Return a loaded model. Raises Fault (404) if it is not loaded."""
         if name not in self._models:
             raise Fault(404, "model_not_found", f"Model {name!r} is not loaded.")
         return self._models[name]
 
-    def select(self, name: str) -> LoadedModel:
+    def select(self, name: str) -> HostedModel:
         """Return the model of that name; '' means the only one that is loaded.
 
         Raises Fault: 404 if it is not loaded, 503 if none is, 400 if there are several to choose.
@@ -145,7 +145,7 @@ class MultiModel:
                 if isinstance(error, spawner.TooLarge):
                     raise Fault(507, "out_of_memory", str(error))
                 raise Fault(500, "model_not_loaded", str(error))
-            self._models[name] = LoadedModel(name, folder, pool)
+            self._models[name] = HostedModel(name, folder, pool)
         LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 

@@ -16,7 +16,7 @@ from typing import Any
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
-from amphora.serving.pool.spawner import ModelError, Spawner
+from amphora.serving.pool.spawner import ModelLoadError, Spawner
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import Answer, Chunk, Error
@@ -129,7 +129,7 @@ class Pool:
                 is_hopeless = self._failures >= most_failures and not self._dispatcher.connections
                 if never_loaded or is_hopeless:
                     if not isinstance(error, AmphoraError):
-                        error = ModelError(f"No worker starts: {error}")
+                        error = ModelLoadError(f"No worker starts: {error}")
                     if not self.failed.done():
                         self.failed.set_result(error)
                     return

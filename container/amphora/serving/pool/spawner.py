@@ -29,7 +29,7 @@ from amphora.serving.settings import ServerSettings
 LOG = logging.getLogger("amphora.pool")
 
 
-class ModelError(AmphoraError):
+class ModelLoadError(AmphoraError):
     """The model cannot be loaded, or its workers cannot run."""
 
 
@@ -39,7 +39,7 @@ _FULL = re.compile(
 )
 
 
-class TooLarge(ModelError):
+class TooLarge(ModelLoadError):
     """The model does not fit: the kernel killed its process, or the device is out of memory."""
 
 
@@ -58,7 +58,7 @@ class ModelProcess:
             self.process = subprocess.Popen(argv, env=variables, pass_fds=[child.fileno()])
 
     def load(self) -> Loaded:
-        """Load the model. Raises ModelError with the reason, such as the start-up time-out."""
+        """Load the model. Raises ModelLoadError with the reason, such as the start-up time-out."""
         settings = self._settings
         order = Load(
             settings=json.loads(json.dumps(vars(settings), default=str)),
@@ -71,7 +71,7 @@ class ModelProcess:
             outcome, _ = messages.receive(self.control)
         except TimeoutError:
             self.end()
-            raise ModelError(
+            raise ModelLoadError(
                 f"The model was not loaded within {settings.startup_timeout:g} s.",
                 "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
             ) from None
@@ -83,11 +83,11 @@ class ModelProcess:
                     "Most likely the model needs more memory than there is.",
                 ) from error
             end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ModelError(f"The process that loads the model died ({end}).") from error
+            raise ModelLoadError(f"The process that loads the model died ({end}).") from error
         self.control.settimeout(None)
         if isinstance(outcome, Failed):
             self.end()
-            kind = TooLarge if _FULL.search(outcome.reason) else ModelError
+            kind = TooLarge if _FULL.search(outcome.reason) else ModelLoadError
             raise kind(f"The model in {settings.model_dir} cannot be served: {outcome.reason}")
         assert isinstance(outcome, Loaded)
         return outcome

@@ -34,7 +34,7 @@ UNKNOWN = Size(1, 1, 1)
 
 
 @dataclass(frozen=True)
-class Group:
+class CallGroup:
     """The indices of requests to predict in one call."""
 
     members: list[int]
@@ -43,7 +43,7 @@ class Group:
     """Tokens of the call, padding included."""
 
 
-def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Group]:
+def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[CallGroup]:
     """Return the cheapest way to cut the requests, sorted by length, into calls.
 
     A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them,
@@ -70,7 +70,7 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     end = len(order)
     while end > 0:
         _, start, tokens, padded = best[end]
-        groups.append(Group(order[start:end], tokens, padded))
+        groups.append(CallGroup(order[start:end], tokens, padded))
         end = start
     return groups[::-1]
 

@@ -21,7 +21,7 @@ import aiohttp
 from amphora.common.devices import CPU
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call
-from amphora.serving.pool.spawner import ModelError
+from amphora.serving.pool.spawner import ModelLoadError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault
@@ -29,7 +29,7 @@ from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.telemetry import Metrics
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.prompt_proof import PromptProof
-from amphora.serving.vllm.selection import Selection
+from amphora.serving.vllm.selection import EngineChoice
 from amphora.serving.vllm.server_process import ServerProcess
 from amphora.serving.vllm.tokenizer_files import match_tokenizer
 
@@ -40,7 +40,7 @@ ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 _GIVE_UP_AFTER = 3
 
 
-class Engine:
+class VllmProcess:
     """vLLM's server, which is started again whenever it dies."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         settings: ServerSettings,
         environ: Mapping[str, str],
         metrics: Metrics,
-        selection: Selection,
+        selection: EngineChoice,
     ) -> None:
         """Raises ConfigError if variables that set vLLM's arguments are wrong."""
         self.failed: asyncio.Future[AmphoraError] = asyncio.get_running_loop().create_future()
@@ -153,7 +153,7 @@ class Engine:
             if not has_answered or failures >= _GIVE_UP_AFTER:
                 model = self.settings.model_dir
                 message = f"The model in {model} cannot be served by vLLM. {error}"
-                self.failed.set_result(ModelError(message))
+                self.failed.set_result(ModelLoadError(message))
                 return
             LOG.error("%s It is started again.", error)
             await asyncio.sleep(2**failures)
@@ -215,7 +215,7 @@ class Engine:
             try:
                 await self._add_adapter(name, str(folder))
                 await self._try(name)
-            except (ModelError, *ERRORS) as error:
+            except (ModelLoadError, *ERRORS) as error:
                 with contextlib.suppress(*ERRORS):
                     await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
                 message = str(error) or type(error).__name__
@@ -232,7 +232,7 @@ class Engine:
                 await self.answer("/v1/unload_lora_adapter", {"lora_name": name}, 60)
 
     async def _warm_up(self) -> None:
-        """Wait until vLLM has answered a request. Raises ModelError with its reason."""
+        """Wait until vLLM has answered a request. Raises ModelLoadError with its reason."""
         if self._session is not None:
             await self._session.close()
         self._session = aiohttp.ClientSession(
@@ -246,7 +246,7 @@ class Engine:
                 if (await self.answer("/health", None, 10))[0] == 200:
                     break
             if time.monotonic() > end:
-                raise ModelError(
+                raise ModelLoadError(
                     f"It was not ready within {limit:g} s.",
                     "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
                 )
@@ -283,7 +283,7 @@ class Engine:
         }  # fmt: skip
 
     async def _add_adapter(self, name: str, folder: str) -> None:
-        """Load an adapter in vLLM. Raises ModelError with vLLM's reason if it does not fit."""
+        """Load an adapter in vLLM. Raises ModelLoadError with vLLM's reason if it does not fit."""
         order = {"lora_name": name, "lora_path": folder}
         limit = self.settings.startup_timeout
         status, answer = await self.answer("/v1/load_lora_adapter", order, limit)
@@ -291,18 +291,18 @@ class Engine:
             reason = error_of(answer)["message"]
             if "max_lora_rank" in reason:
                 reason += " Set SM_VLLM_MAX_LORA_RANK to the largest rank of all adapters."
-            raise ModelError(
+            raise ModelLoadError(
                 f"The adapter {name!r} ({folder}) cannot be served on this model: {reason}"
             )
         self._loads += 1
 
     async def _try(self, name: str) -> None:
-        """Generate a token by the model or an adapter. Raises ModelError if vLLM refuses."""
+        """Generate a token by the model or an adapter. Raises ModelLoadError if vLLM refuses."""
         body = {"model": name, "prompt": "Hello", "max_tokens": 1}
         limit = self.settings.startup_timeout
         status, answer = await self.answer(routes.COMPLETIONS, body, limit)
         if status != 200:
-            raise ModelError(f"{name} does not answer: {error_of(answer)['message']}")
+            raise ModelLoadError(f"{name} does not answer: {error_of(answer)['message']}")
 
 
 def error_of(answer: bytes) -> dict[str, Any]:

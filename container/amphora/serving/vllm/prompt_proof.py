@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import ConfigError
-from amphora.serving.pool.spawner import ModelError
+from amphora.serving.pool.spawner import ModelLoadError
 from amphora.serving.protocol import routes
 
 LOG = logging.getLogger("amphora.vllm")
@@ -70,7 +70,7 @@ class PromptProof:
             answer: Sends a body to a route, and returns the status and the answer.
             seconds: The time that an answer may take.
 
-        Raises ModelError if tokens, log-probabilities or the continuation differ.
+        Raises ModelLoadError if tokens, log-probabilities or the continuation differ.
         """
         for probe in self.probes:
             (row,) = probe["rows"]
@@ -126,7 +126,7 @@ async def _send(
     status, content = await answer(route, body, seconds)
     if status != 200:
         message = content[:300].decode(errors="replace")
-        raise ModelError(
+        raise ModelLoadError(
             f"vLLM answers {status} to a probe of {NAME}: {message}",
             f"{VARIABLE}=off serves the model anyway.",
         )
@@ -134,8 +134,8 @@ async def _send(
     return document
 
 
-def _error(probe: Mapping[str, Any], difference: str, cause: str) -> ModelError:
-    return ModelError(
+def _error(probe: Mapping[str, Any], difference: str, cause: str) -> ModelLoadError:
+    return ModelLoadError(
         f"The model does not answer as its {NAME} says: {probe['name']} {difference}. Cause: "
         f"{cause}.",
         f"{VARIABLE}=off serves it anyway.",

@@ -20,14 +20,14 @@ from amphora.common.errors import did_you_mean
 from amphora.serving.api import exchange, write
 from amphora.serving.api.canonical import AnyRequest, Generate, Passed
 from amphora.serving.api.exchange import Exchange
-from amphora.serving.api.tgi import GeneratedTexts
+from amphora.serving.api.tgi import GenerationResponse
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.vllm import server_arguments, translation
-from amphora.serving.vllm.lifecycle import Engine, error_of
-from amphora.serving.vllm.translation import Chunks, Part
+from amphora.serving.vllm.lifecycle import VllmProcess, error_of
+from amphora.serving.vllm.translation import Chunks, VllmRequest
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
@@ -44,7 +44,7 @@ _COMPLETION_TOKENS = 16
 """The new tokens of a completion that names no number, as in OpenAI's API."""
 
 
-class VllmServer(Engine):
+class VllmServer(VllmProcess):
     """A model that vLLM serves, with the public members of a `Pool`."""
 
     merges = True
@@ -92,7 +92,9 @@ class VllmServer(Engine):
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
 
-    def _complete(self, part: Part, call: Call, spent: int = 0) -> tuple[dict[str, Any], int]:
+    def _complete(
+        self, part: VllmRequest, call: Call, spent: int = 0
+    ) -> tuple[dict[str, Any], int]:
         """Return a body that names its model, and the number of tokens that it may generate.
 
         `spent` is that number for the other parts of the request. Raises Fault: 400 for an unknown
@@ -149,7 +151,7 @@ class VllmServer(Engine):
     async def _pass_on(self, call: Call, read: Exchange) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
         (request,) = read.requests
-        part = Part.from_request(request)
+        part = VllmRequest.from_request(request)
         body, _ = self._complete(part, call)
         async with self.ask(part.route, body, headers=_session_of(call)) as response:
             if response.status != 200:
@@ -195,7 +197,7 @@ class VllmServer(Engine):
         async def answer(request: AnyRequest) -> Any:
             nonlocal spent
             try:
-                part = Part.from_request(request)
+                part = VllmRequest.from_request(request)
                 body, cost = self._complete(part, call, spent)
                 spent += cost
                 timeout, headers = self.settings.timeout, _session_of(call)
@@ -227,7 +229,7 @@ def _session_of(call: Call) -> dict[str, str]:
 def _translator(request: Generate, kind: str) -> Callable[[bytes], bytes]:
     """Return a function that translates bytes of vLLM's stream to the client's."""
     api, chunks, count = request.api, Chunks(), itertools.count(1)
-    assert isinstance(api, GeneratedTexts)
+    assert isinstance(api, GenerationResponse)
 
     def translate(data: bytes) -> bytes:
         texts = chunks.read(data)
@@ -258,7 +260,7 @@ def _number(value: Any) -> int:
     return 0
 
 
-def _refused(status: int, answer: bytes, part: Part) -> Fault:
+def _refused(status: int, answer: bytes, part: VllmRequest) -> Fault:
     """Return one of vLLM's errors as a Fault."""
     error = error_of(answer)
     message = part.request.renamed(str(error["message"]))

@@ -25,7 +25,7 @@ _OF_SENTENCES = ("modules.json", "config_sentence_transformers.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class EngineChoice:
     """The engine, and what vLLM serves."""
 
     engine: str
@@ -37,7 +37,7 @@ class Selection:
     """The LoRA adapter that is the model itself; `model` is then its base."""
 
 
-def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
+def select(settings: ServerSettings, environ: Mapping[str, str]) -> EngineChoice:
     """Choose the engine.
 
     Raises ConfigError if AMPHORA_GENERATION asks for vLLM, which cannot serve the model; or if
@@ -83,7 +83,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     else:
         reason, obstacle = _select_by_files(model, adapter, environ)
     if not obstacle:
-        return Selection(engine=VLLM, reason=reason, model=model, adapter=adapter)
+        return EngineChoice(engine=VLLM, reason=reason, model=model, adapter=adapter)
     if wish == VLLM:
         raise ConfigError(
             f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or remove the cause."
@@ -102,7 +102,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
             " (merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
         )
     is_decided = wish or find_package() is not None
-    return Selection(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
+    return EngineChoice(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
 
 
 def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, Path | None]:

@@ -16,7 +16,7 @@ from amphora.common.devices import CPU, CUDA
 from amphora.common.errors import ConfigError, did_you_mean
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm import vllm_source
-from amphora.serving.vllm.selection import PREFIX, Selection
+from amphora.serving.vllm.selection import PREFIX, EngineChoice
 from amphora.serving.vllm.vllm_source import ArgumentKind
 
 BASE = "base"
@@ -57,7 +57,7 @@ def loads_of_engine(settings: ServerSettings) -> int:
 
 
 def command(
-    settings: ServerSettings, environ: Mapping[str, str], selection: Selection, socket: Path
+    settings: ServerSettings, environ: Mapping[str, str], selection: EngineChoice, socket: Path
 ) -> list[str]:
     """Return the command of vLLM's server, which listens on a Unix socket.
 
@@ -163,7 +163,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     return given
 
 
-def _check_files(selection: Selection, given: Mapping[str, list[str]]) -> None:
+def _check_files(selection: EngineChoice, given: Mapping[str, list[str]]) -> None:
     """Raise ConfigError if vLLM would end after minutes, or answer no chat, for want of a tokenizer
     or because of the chat template."""
     from jinja2 import Environment, TemplateSyntaxError

@@ -31,7 +31,7 @@ TRAITS = ModelTraits(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class VllmRequest:
     """One request to vLLM."""
 
     route: str
@@ -39,7 +39,7 @@ class Part:
     request: Generate | Passed
 
     @classmethod
-    def from_request(cls, request: AnyRequest) -> Part:
+    def from_request(cls, request: AnyRequest) -> VllmRequest:
         """Translate a request. Raise Fault: 400 for conversations among other prompts, 415 for an
         image."""
         if isinstance(request, Passed):

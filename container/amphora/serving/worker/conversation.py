@@ -20,7 +20,7 @@ from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, media_types, messages
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.context import Context
-from amphora.serving.worker.job_threads import Job, TakesLong, Turns
+from amphora.serving.worker.job_threads import TakesLong, TurnJob, Turns
 from amphora.serving.worker.runner import Item, ModelRunner
 
 LOG = logging.getLogger("amphora.worker")
@@ -48,7 +48,7 @@ class Conversation:
         self._number = 0
         """The number of the last batch that was received."""
         self._arrived: list[Item] = []
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, TurnJob] = {}
         """The job of each request that has its own."""
         self._credit: dict[str, int] = {}
         """How many chunks each stream may send before its client has read some."""
@@ -203,7 +203,7 @@ class Conversation:
         (group,) = batching.plan([item.size], 0, 0)
         self._predict([item], group)
 
-    def _predict(self, members: Sequence[Item], group: batching.Group) -> None:
+    def _predict(self, members: Sequence[Item], group: batching.CallGroup) -> None:
         """Predict requests together and answer each.
 
         A prediction that lasts (a stream, or a function to be called later) becomes a job.

@@ -31,7 +31,7 @@ class TakesLong(BaseException):
 
 
 @dataclass(eq=False)
-class Job:
+class TurnJob:
     """Work that takes turns with other work."""
 
     work: Callable[[], None]
@@ -67,7 +67,7 @@ class _Thread(threading.Thread):
     def __init__(self, turns: Turns) -> None:
         super().__init__(name="turns", daemon=True)
         self.turn = threading.Semaphore(0)
-        self.job: Job | None = None
+        self.job: TurnJob | None = None
         self._turns = turns
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class Turns:
         """CPU time of the main thread after which work outside of jobs ends at its next pause."""
         self._is_wanted = is_wanted
         """Returns whether the main thread has something to do before the next turn."""
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[TurnJob] = deque()
         """The job whose last turn (or arrival) is longest ago comes first."""
         self._oldest_ran = 0.0
         """When the job that had waited longest last had a turn."""
@@ -104,7 +104,7 @@ class Turns:
         """Turns that other jobs have had since then."""
         self._spare: list[_Thread] = []
         self._back = threading.Semaphore(0)
-        self._running: Job | None = None
+        self._running: TurnJob | None = None
         self._since = 0.0
 
     def __len__(self) -> int:
@@ -120,12 +120,12 @@ class Turns:
         """Return whether a job could make progress."""
         return any(job.is_ready for job in self._jobs)
 
-    def add(self, works: list[Callable[[], None]]) -> list[Job]:
-        jobs = [Job(work) for work in works]
+    def add(self, works: list[Callable[[], None]]) -> list[TurnJob]:
+        jobs = [TurnJob(work) for work in works]
         self._jobs.extend(jobs)
         return jobs
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: TurnJob) -> None:
         """End a job at its next pause: nobody waits for it any more."""
         job.is_left = True
         if job.turns == 0 and job in self._jobs:
