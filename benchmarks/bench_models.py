@@ -32,7 +32,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from recipe.backend import loading
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.rows import Reading, TokenRow
-from recipe.models.origin import Origin
+from recipe.models.sources.origin import Origin
 
 LENGTHS = (28, 256)
 BATCH = 32
