@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from recipe.data import labels
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
@@ -82,6 +83,11 @@ def check_classes(
             "Write numbers with points; give label_separator=',' if these are several classes, "
             f"{one_class}",
         )
+    _check_one_class_a_cell(path, column, distinct, one_class)
+
+
+def _check_one_class_a_cell(path: Path, column: str, distinct: set[str], one_class: str) -> None:
+    """Raise DataError if most pieces between separators are labels of other rows."""
     for separator in _SEPARATORS:
         cut = {label: {atom.strip() for atom in label.split(separator)} for label in distinct}
         several = {label for label, atoms in cut.items() if len(atoms) > 1}

@@ -182,7 +182,38 @@ def select(
         return same
     check_named(part, settings)
     _check_preferences(part, settings)
-    codes, matches = (settings.source_lang, settings.target_lang), []
+    matches = _matching_forms(part, spec, settings, is_detection)
+    complete = [match for match in matches if not match.missing]
+    error: ColumnsError | None = None
+    for match in (match for match in complete if not match.ambiguous):
+        columns = {role: tuple(names) for role, names in match.columns.items() if names}
+        selection = Selection(form=match.form, columns=columns)
+        try:
+            _check_unread(part, spec, match, selection, settings)
+            _check_weak_names(part, match, selection, settings)
+        except ColumnsError as refusal:  # another form may read what this one leaves out
+            if complete[0].ambiguous:
+                break
+            error = error or refusal
+            continue
+        if twice := [name for name in selection.names if f"{name}.1" in part.table.column_names]:
+            raise DataError(f"{part.path} has two columns called {twice[0]!r}.", "Rename one.")
+        return selection
+    if error is not None:
+        raise error
+    if complete:
+        first = complete[0]
+        raise _several(part, {c.role: first.columns[c.role] for c in first.ambiguous})
+    raise _no_candidate(part, spec, settings, matches)
+
+
+def _matching_forms(
+    part: Part, spec: TaskSpec, settings: DataSettings, is_detection: bool
+) -> list[_Match]:
+    """Return what each form of a task finds in a file, without forms that hyperparameters of other
+    tasks choose."""
+    codes = (settings.source_lang, settings.target_lang)
+    matches = []
     for form in spec.forms:
         if is_detection and form.needs_task:
             continue
@@ -209,28 +240,7 @@ def select(
             )
         ):
             matches.append(match)
-    complete = [match for match in matches if not match.missing]
-    error: ColumnsError | None = None
-    for match in (match for match in complete if not match.ambiguous):
-        columns = {role: tuple(names) for role, names in match.columns.items() if names}
-        selection = Selection(form=match.form, columns=columns)
-        try:
-            _check_unread(part, spec, match, selection, settings)
-            _check_weak_names(part, match, selection, settings)
-        except ColumnsError as refusal:  # another form may read what this one leaves out
-            if complete[0].ambiguous:
-                break
-            error = error or refusal
-            continue
-        if twice := [name for name in selection.names if f"{name}.1" in part.table.column_names]:
-            raise DataError(f"{part.path} has two columns called {twice[0]!r}.", "Rename one.")
-        return selection
-    if error is not None:
-        raise error
-    if complete:
-        first = complete[0]
-        raise _several(part, {c.role: first.columns[c.role] for c in first.ambiguous})
-    raise _no_candidate(part, spec, settings, matches)
+    return matches
 
 
 def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsError:

@@ -103,12 +103,7 @@ def resolve(
     if hyperparameters.quantize:
         _check_quantize(hyperparameters, chosen, hosts)
     kind = task_table.load(task)
-    if hosts.sharded and not kind.takes_shards:
-        raise DistributedError(
-            f"The channels {', '.join(sorted(hosts.sharded))} are sharded (ShardedByS3Key), and "
-            f"task {task} needs all rows on every host.",
-            "Set their S3DataDistributionType to FullyReplicated.",
-        )
+    _check_shards(kind, task, hosts)
     # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
     in_4_bits = hyperparameters.load_in_4bit and processes is None
     made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
@@ -128,6 +123,16 @@ def resolve(
         task=made,
         source=dataclasses.replace(source, texts=made.some_texts()),
     )
+
+
+def _check_shards(kind: type[Task], task: str, hosts: Hosts) -> None:
+    """Check that a task can be trained on the sharded channels of a job, if there are any."""
+    if hosts.sharded and not kind.takes_shards:
+        raise DistributedError(
+            f"The channels {', '.join(sorted(hosts.sharded))} are sharded (ShardedByS3Key), and "
+            f"task {task} needs all rows on every host.",
+            "Set their S3DataDistributionType to FullyReplicated.",
+        )
 
 
 def _host(

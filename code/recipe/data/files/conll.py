@@ -69,11 +69,8 @@ def read_conll(path: Path, encoding: str) -> Part:
     are_numbers = True
     for rows in _sentences(path, encoding):
         width = len(rows[0][1])
-        if not count and {rows[0][1][0].lower()} <= _WORDS and {*rows[0][1][1:]} <= _HEADER:
-            raise DataError(
-                f"{path} line {rows[0][0]} names its columns: {', '.join(rows[0][1])}.",
-                "Remove that line, and end each sentence by an empty line.",
-            )
+        if not count:
+            _check_header(path, *rows[0])
         are_numbers = are_numbers and all(cells[-1].isdigit() for _, cells in rows)
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
@@ -131,6 +128,15 @@ def read_conll(path: Path, encoding: str) -> Part:
     table = spooled(pa.schema([(name, kind) for name in names]), tables())
     lines = np.concatenate([np.empty(0, np.int64), *starts])
     return Part(path=path, format="CoNLL", table=table, lines=lines)
+
+
+def _check_header(path: Path, line: int, cells: Sequence[str]) -> None:
+    """Raise DataError if the first line names the columns."""
+    if cells[0].lower() in _WORDS and {*cells[1:]} <= _HEADER:
+        raise DataError(
+            f"{path} line {line} names its columns: {', '.join(cells)}.",
+            "Remove that line, and end each sentence by an empty line.",
+        )
 
 
 def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:

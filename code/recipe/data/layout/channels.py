@@ -107,11 +107,12 @@ def find(
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet, or with a folder of images for each class.",
         )
-    unclear: set[Path] = set()
-    for path in itertools.chain.from_iterable(files.values()):
+    paths = list(itertools.chain.from_iterable(files.values()))
+    for path in paths:
         _check_partitions(path)
-        if len(splits_in(path.name)) > 1 and not (images and path.is_dir()):
-            unclear.add(path)
+    unclear = [
+        one for one in paths if len(splits_in(one.name)) > 1 and not (images and one.is_dir())
+    ]
     return ChannelLayout(
         files=files,
         notes=notes,
