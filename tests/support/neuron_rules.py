@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 TRAIN = Path(__file__).resolve().parents[2] / "code" / "train.py"
 shapes: list[list[str]] = []
@@ -65,6 +65,16 @@ def main() -> None:
     else:  # accelerate compiles DDP around the model, and DDP itself is no graph
         dist.init_process_group("neuron")
         assert dist.get_backend() == "neuron"
+    # The proof of the written model is computed by the host, in float64, too.
+    from recipe.training import proving
+
+    prove = proving.prove
+
+    def prove_unwatched(*arguments: Any) -> None:
+        with _disable_current_modes():
+            prove(*arguments)
+
+    proving.prove = prove_unwatched
     watch = Watch() if os.environ.get("WATCH") else contextlib.nullcontext()  # type: ignore[no-untyped-call]
     try:
         with watch:
