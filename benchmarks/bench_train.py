@@ -38,7 +38,7 @@ from transformers import DataCollatorWithPadding, Trainer
 from recipe import arguments, compat
 from recipe.data import classification
 from recipe.models import pretrained
-from recipe.plan.batch_layout import Loaded
+from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.table import Table
 from recipe.runtime import memory
 from recipe.tasks.text_classification.task import CLASSES
@@ -141,7 +141,7 @@ def train(variant: Variant, model: str, data: Path) -> Speed:
         args = training_arguments(folder, BATCH, variant.steps, bf16=variant.bf16, **strategy)
         if variant.is_recipe:
             memory.keep_freed()
-            to_train = Loaded(
+            to_train = TrainableModel(
                 model=copy.deepcopy(loaded), tokenizer=tokenizer, arguments=args,
                 objective=CLASSES, packing=True,
             )  # fmt: skip

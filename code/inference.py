@@ -24,7 +24,7 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests.payloads import Answers, Prepared, Request
+    from recipe.backend.requests.payloads import Answers, PreparedRequest, Request
     from recipe.backend.requests.probes import TEXTS
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
@@ -74,7 +74,7 @@ def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
         engine.start()
 
 
-def request_fn(request: Mapping[str, Any], model: ServedTask) -> Prepared:
+def request_fn(request: Mapping[str, Any], model: ServedTask) -> PreparedRequest:
     """Prepare a request of the server's API layer (`amphora.serving.api`), whose plain values are
     the fields of a `Request`. Raise BadRequest if an input or a parameter is wrong, or the requests
     of its body cost too much together."""
@@ -83,12 +83,12 @@ def request_fn(request: Mapping[str, Any], model: ServedTask) -> Prepared:
         return model.prepare(parsed)
 
 
-def tokens_fn(data: Prepared, model: ServedTask) -> list[int]:
+def tokens_fn(data: PreparedRequest, model: ServedTask) -> list[int]:
     """Return the number of tokens of each text."""
     return list(data.sizes)
 
 
-def predict_batch_fn(inputs: Sequence[Prepared], model: ServedTask) -> list[Any]:
+def predict_batch_fn(inputs: Sequence[PreparedRequest], model: ServedTask) -> list[Any]:
     """Compute all requests together. Return a dict of plain values for each, which
     `amphora.serving.api.canonical` describes; an exception; an iterator over the pieces of a
     stream; or, for a prediction that takes many turns, a function that returns the dict."""
@@ -101,11 +101,11 @@ def predict_batch_fn(inputs: Sequence[Prepared], model: ServedTask) -> list[Any]
     return answered
 
 
-def _later(prediction: Callable[[], Any], prepared: Prepared) -> Any:
+def _later(prediction: Callable[[], Any], prepared: PreparedRequest) -> Any:
     return _plain(prediction(), prepared)
 
 
-def _plain(prediction: Any, prepared: Prepared) -> Any:
+def _plain(prediction: Any, prepared: PreparedRequest) -> Any:
     if not isinstance(prediction, Answers):
         return prediction
     return {

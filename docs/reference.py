@@ -27,7 +27,7 @@ from amphora.serving.protocol import routes  # noqa: E402
 from amphora.serving.telemetry import Metrics  # noqa: E402
 from recipe import metrics  # noqa: E402
 from recipe.hyperparameters import FIELDS  # noqa: E402
-from recipe.spec import Column, Kind, TaskSpec  # noqa: E402
+from recipe.spec import CellKind, Column, TaskSpec  # noqa: E402
 from recipe.task_table import TASKS  # noqa: E402
 
 HEAD = """# Reference
@@ -130,12 +130,16 @@ def _shown_forms(spec: TaskSpec, most: int) -> str:
     for form in spec.forms:
         form = form.with_pair(form.pairs[0]) if form.pairs else form
         required = [column for column in form.columns if not column.is_optional]
-        if form.needs_task or any(c.kind in (Kind.TOKEN_IDS, Kind.ARTICLES) for c in required):
+        if form.needs_task or any(
+            c.kind in (CellKind.TOKEN_IDS, CellKind.ARTICLES) for c in required
+        ):
             continue
         is_dotted = any("." in column.names[0] for column in required)
         weight = (is_dotted, form.is_pair, any(column.is_repeated for column in required))
         if not form.is_pair or not any(is_pair for _, is_pair, _ in forms.values()):
-            shown = [c for c in form.columns if c in required or c.setting or c.kind is Kind.TEXT]
+            shown = [
+                c for c in form.columns if c in required or c.setting or c.kind is CellKind.TEXT
+            ]
             forms[", ".join(map(_shown_column, shown))] = weight
     files = spec.recognises_files.rpartition(":")[2].replace("_", " ")
     ordered = sorted(forms, key=lambda form: forms[form])

@@ -46,7 +46,7 @@ from transformers import (
 
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
-from recipe.plan.batch_layout import Loaded
+from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.table import Table
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
 from recipe.tasks.text_classification.task import CLASSES
@@ -111,7 +111,9 @@ def train(stage: Stage, way: str, name: str, size: int, steps: int) -> tuple[flo
         if way.startswith("recipe"):
             samples = Samples(ids, starts, labels)
             args = training_arguments(folder, size, steps, torch_compile="compiled" in way)
-            loaded = Loaded(model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES)
+            loaded = TrainableModel(
+                model=model, tokenizer=tokenizer, arguments=args, objective=CLASSES
+            )
             trainer: Trainer = engine.build(
                 lay_out(loaded, {"train": samples, "evaluation": samples}, Table())
             )
@@ -186,7 +188,7 @@ def decoder(stage: Stage, rate: float) -> Values:
             args = training_arguments(folder, size, steps, train_sampling_strategy=grouping)
             if way == "recipe":
                 ready = {"train": documents, "evaluation": documents}
-                loaded = Loaded(
+                loaded = TrainableModel(
                     model=model, tokenizer=tokenizer, arguments=args, objective=NEXT_TOKENS
                 )
                 trainer: Trainer = engine.build(lay_out(loaded, ready, Table()))

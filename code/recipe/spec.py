@@ -19,7 +19,7 @@ _SEPARATORS = re.compile(r"[\s_-]+")
 _NUMBER = re.compile(r"\d+$|[\s_-][a-eA-E]$|(?<=[a-z])[A-E]$")
 
 
-class Kind(Enum):
+class CellKind(Enum):
     """What the cells of a column hold. `recipe.data.columns` checks the types."""
 
     ANY = "a value"
@@ -50,7 +50,7 @@ class Column:
     names: Sequence[str]
     """The names by which it is found: the canonical one first, then its aliases. Case, spaces, `_`
     and `-` do not matter. `{source_lang}` stands for the value of that hyperparameter."""
-    kind: Kind = Kind.ANY
+    kind: CellKind = CellKind.ANY
     setting: str = ""
     """The hyperparameter that names the column; without one, `columns` does."""
     names_of_task: Sequence[str] = ()
@@ -219,16 +219,16 @@ TEXT_NAMES = (
 TEXT = Column(
     role="text",
     names=TEXT_NAMES,
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     setting="text_column",
     weak_names=("title", "headline", "description"),
     nouns=column_words.TEXT_NOUNS,
     similar_names=column_words.TEXTS,
 )
 TEXT_PAIR = Column(
-    role="text_pair", names=("text_pair",), kind=Kind.TEXT, setting="text_pair_column"
+    role="text_pair", names=("text_pair",), kind=CellKind.TEXT, setting="text_pair_column"
 )
-TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=Kind.TOKEN_IDS)
+TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=CellKind.TOKEN_IDS)
 LABEL_NAMES = (
     *("label", "labels", "class", "class_index", "y", "target", "category", "sentiment"),
     *("emotion", "intent", "topic", "rating", "stars", "choice", "score", "stance"),

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loading
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -37,14 +37,14 @@ class Extractor(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[{"sentences": [text, text]}])
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         """Return the rows of each sentence with its neighbours."""
         request = request.checked({"top_k"}, "extractive-summarization")
         inputs = request.read(_a_document)
         bounds.hold(Bound.ROWS, sum(map(len, inputs.values)))
         rows = [self._rows(sentences) for sentences in inputs.values]
         sizes = [len(row.ids) for some in rows for row in some]
-        return Prepared(request=request, inputs=inputs, sizes=sizes, work=rows)
+        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=rows)
 
     def _rows(self, sentences: Sequence[str]) -> list[TokenRow]:
         config: Any = self.loaded.model.config
@@ -57,7 +57,7 @@ class Extractor(ServedTask):
             rows.append(TokenRow(ids, types[0] if types else None))
         return rows
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return the `top_k` best sentences of each document (3), in its order, and all scores."""
         rows = [row for prepared in requests for some in prepared.work for row in some]
         logits = iter(self.loaded.forward(rows, Reading.LABELS))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipe.option_fields import NOT_BELOW_0, Effect, option
-from recipe.spec import Column, Form, Kind, Model, Served, TaskSpec
+from recipe.spec import CellKind, Column, Form, Model, Served, TaskSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ SPECS = (
         forms=(
             Form(
                 (
-                    Column(role="sentences", names=("sentences",), kind=Kind.TEXTS),
+                    Column(role="sentences", names=("sentences",), kind=CellKind.TEXTS),
                     Column(role="in_summary", names=("in_summary",), is_target=True),
                 )
             ),

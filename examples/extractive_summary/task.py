@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, EvalPrediction
 from recipe.batching.samples import Samples
 from recipe.data import held_out
 from recipe.data.column_names import ADDRESS, LABEL, PAIR, TEXT
-from recipe.data.reading import Read, read_columns
+from recipe.data.reading import ReadFile, read_columns
 from recipe.errors import DataError, Problems
 from recipe.models import pretrained
 from recipe.models.sources.origin import Origin
@@ -107,7 +107,7 @@ class ExtractiveSummary(Task):
         )
 
 
-def _documents(file: Read) -> pa.Table:
+def _documents(file: ReadFile) -> pa.Table:
     """Return the documents of a file.
 
     Raises:

@@ -14,7 +14,7 @@ from recipe.batching.batches import Packed, Samples
 from recipe.batching.document_batches import Documents
 from recipe.models import packed_encoders
 from recipe.plan import batch_layout
-from recipe.plan.batch_layout import BatchPlan, Loaded
+from recipe.plan.batch_layout import BatchPlan, TrainableModel
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training.engine import Engine
 
@@ -99,11 +99,11 @@ def documents_of(lengths: list[int]) -> Documents:
     return Documents(ids, starts, counts, learned)
 
 
-def to_train(model: Any, objective: Any, size: int, packing: bool | None = None) -> Loaded:
+def to_train(model: Any, objective: Any, size: int, packing: bool | None = None) -> TrainableModel:
     """A model whose evaluations have batches of `size`."""
     tokenizer: Any = SimpleNamespace(pad_token_id=PAD)
     arguments: Any = SimpleNamespace(eval_batch_size=size)
-    return Loaded(
+    return TrainableModel(
         model=model, tokenizer=tokenizer, arguments=arguments, objective=objective, packing=packing
     )
 

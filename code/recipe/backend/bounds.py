@@ -70,7 +70,7 @@ def shared(spent: dict[Bound, int]) -> Iterator[None]:
     Args:
         spent: What those cost; afterwards with the cost of this one, unless it is refused.
     """
-    cost = _Cost(before=dict(spent))
+    cost = _RequestCost(before=dict(spent))
     token = _COST.set(cost)
     try:
         yield
@@ -81,14 +81,14 @@ def shared(spent: dict[Bound, int]) -> Iterator[None]:
 
 
 @dataclass
-class _Cost:
+class _RequestCost:
     """The cost of a request, and of those before it in its body."""
 
     before: Mapping[Bound, int]
     figures: dict[Bound, int] = field(default_factory=dict)
 
 
-_COST: contextvars.ContextVar[_Cost | None] = contextvars.ContextVar("cost", default=None)
+_COST: contextvars.ContextVar[_RequestCost | None] = contextvars.ContextVar("cost", default=None)
 
 
 def hold(bound: Bound, figure: int, reason: str = "") -> None:

@@ -17,7 +17,7 @@ from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
-from recipe.backend.requests.payloads import BadRequest, Inputs, Prepared, Request, Text
+from recipe.backend.requests.payloads import BadRequest, Inputs, PreparedRequest, Request, Text
 from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
 from recipe.tokenization.encoding import cutting, encode, encode_pairs
 
@@ -29,7 +29,7 @@ UNCUT = (False, "do_not_truncate")
 """Values of `truncation` that forbid truncation."""
 
 
-class Layout(Protocol):
+class CallLayout(Protocol):
     """Computes rows in calls of a model: padded, packed, or in compiled shapes."""
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -57,7 +57,7 @@ class LoadedModel:
     """Whether inputs are questions with contexts: Longformer then refuses single texts."""
     padded: PaddedRows
     """The layout of padded rows."""
-    layout: Layout | None = None
+    layout: CallLayout | None = None
     """The layout that replaces padding: packed rows, or programs of fixed shapes."""
     engine: Forward | None = None
     """The encoder in int8 as CTranslate2 computes it; None: PyTorch computes it."""
@@ -98,10 +98,11 @@ class LoadedModel:
         languages: Mapping[str, str | None] | None = None,
         tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
         needed: int | None = None,
-    ) -> Prepared:
-        """Tokenize the texts or pairs of a request; `Prepared.work` has a row for each valid one. A
-        text is invalid if it has no token, or is too long and the parameter `truncation` forbids to
-        truncate it. An invalid record is answered by an error; other ones raise BadRequest.
+    ) -> PreparedRequest:
+        """Tokenize the texts or pairs of a request; `PreparedRequest.work` has a row for each valid
+        one. A text is invalid if it has no token, or is too long and the parameter `truncation`
+        forbids to truncate it. An invalid record is answered by an error; other ones raise
+        BadRequest.
 
         Args:
             prefix: The text before each text.
@@ -155,7 +156,7 @@ class LoadedModel:
                     truncated.append(len(work))
                 work.append(row)
         sizes = [len(row.ids) for row in work]
-        return Prepared(
+        return PreparedRequest(
             request=request, inputs=inputs.without(request, invalid), sizes=sizes,
             tokens=sum(sizes), truncated=truncated, work=work,
         )  # fmt: skip
@@ -192,7 +193,9 @@ class LoadedModel:
         decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
-    def rows(self, prepared: Sequence[Prepared], reading: Reading) -> list[list[torch.Tensor]]:
+    def rows(
+        self, prepared: Sequence[PreparedRequest], reading: Reading
+    ) -> list[list[torch.Tensor]]:
         """Compute the texts of all requests together. Return for each request a tensor for each
         of its texts, in float32 on the CPU."""
         results = iter(self.forward([row for some in prepared for row in some.work], reading))

@@ -12,7 +12,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.backend import images, precision, programs, turns, zero_shot
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request
+from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request
 from recipe.backend.requests.probes import draw_images
 from recipe.backend.saved import weights
 from recipe.backend.served_task import ServedTask
@@ -131,7 +131,7 @@ class Foreign(ServedTask):
     def form(self) -> str:
         return "json" if "candidate_labels" in TASKS[self.task] else "image"
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         """Return the pipeline's inputs. Each has the size 1, since its tokens are unknown."""
         request = request.checked({*TASKS[self.task]}, self.task)
         pixels = images.Pixels()
@@ -142,9 +142,9 @@ class Foreign(ServedTask):
             request = replace(request, parameters=parameters)
         work = inputs.values[0] if request.single else list(inputs.values)
         sizes = [1] * len(inputs.values)
-        return Prepared(request=request, inputs=inputs, sizes=sizes, work=work)
+        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=work)
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return the pipeline's answer to each request, or an exception in its place."""
         answers: list[Any] = []
         for prepared in requests:

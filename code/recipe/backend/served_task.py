@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.requests.payloads import TEXT_KEYS, Prepared, Request
+from recipe.backend.requests.payloads import TEXT_KEYS, PreparedRequest, Request
 from recipe.backend.requests.probes import TEXTS
 from recipe.compat import UNBOUNDED
 from recipe.spec import PAIRS, Served
@@ -82,20 +82,20 @@ class ServedTask(ABC):
         requests = [self.example(text) for text in TEXTS]
         return [request for request in requests if request is not None]
 
-    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
         """Return the tokens of a request's only prompt, if the model generates text."""
         raise NotImplementedError
 
-    def continue_prompt(self, prepared: Prepared) -> list[int]:
+    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
         """Return the generated tokens of a request's only prompt, of an encoder-decoder all of its
         decoder."""
         raise NotImplementedError
 
     @abstractmethod
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         """Read a request's inputs and prepare them for the model. Raise BadRequest if a parameter
         or an input is not one of the task's."""
 
     @abstractmethod
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return the prediction for each request, or an exception in its place."""

@@ -27,7 +27,7 @@ from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.errors import DataError, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -144,7 +144,9 @@ def _read(path: Path, header: HeaderHint) -> Part:
     return part
 
 
-def _labelled(file: Read, texts: Iterable[str], settings: DataSettings, notes: list[str]) -> Part:
+def _labelled(
+    file: ReadFile, texts: Iterable[str], settings: DataSettings, notes: list[str]
+) -> Part:
     """Return a file with one column of labels, without rows that have none."""
     part, names = file.part, file.columns.columns[LABEL]
     for name in names:

@@ -37,9 +37,9 @@ from recipe.spec import (
     IDENTIFIERS,
     PREFERENCES,
     REJECTED_NAMES,
+    CellKind,
     Column,
     Form,
-    Kind,
     TaskSpec,
     normalized,
     stem,
@@ -68,7 +68,7 @@ SCRIPT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class ColumnSelection:
     """The columns of a file that are read, by their roles."""
 
     form: Form
@@ -118,7 +118,7 @@ class Selection:
                 _has_values(
                     part,
                     name,
-                    none if is_target and column.kind is not Kind.TEXT else (),
+                    none if is_target and column.kind is not CellKind.TEXT else (),
                     is_target and has_empty,
                 )
                 for name, column in columns.items()
@@ -159,10 +159,10 @@ def select(
     part: Part,
     spec: TaskSpec,
     settings: DataSettings,
-    training: Selection | None = None,
+    training: ColumnSelection | None = None,
     is_detection: bool = False,
     is_trained: bool = True,
-) -> Selection:
+) -> ColumnSelection:
     """Return the columns of the first form of a task that a file has.
 
     Args:
@@ -187,7 +187,7 @@ def select(
     error: ColumnsError | None = None
     for match in (match for match in complete if not match.ambiguous):
         columns = {role: tuple(names) for role, names in match.columns.items() if names}
-        selection = Selection(form=match.form, columns=columns)
+        selection = ColumnSelection(form=match.form, columns=columns)
         try:
             _check_unread(part, spec, match, selection, settings)
             _check_weak_names(part, match, selection, settings)
@@ -217,7 +217,7 @@ def _matching_forms(
     for form in spec.forms:
         if is_detection and form.needs_task:
             continue
-        if is_detection and [column.kind for column in form.columns] == [Kind.TEXT]:
+        if is_detection and [column.kind for column in form.columns] == [CellKind.TEXT]:
             # It would leave out columns that may belong to the sample.
             others = [
                 name
@@ -269,7 +269,7 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
         )
 
 
-def _same_columns(part: Part, training: Selection) -> Selection:
+def _same_columns(part: Part, training: ColumnSelection) -> ColumnSelection:
     columns: dict[str, tuple[str, ...]] = {}
     lacking: list[str] = []
     for role, names in training.columns.items():
@@ -337,9 +337,9 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
                     (normalized(field.name) in known and not column.is_numbered)
                     or (column.is_repeated and normalized(field.name) != stem(field.name) in known)
                 )
-                and (is_list(field.type) or column.kind not in (Kind.TEXTS, Kind.TOKEN_IDS))
-                and not (is_detection and is_list(field.type) and column.kind is Kind.TEXT)
-                and (column.kind is not Kind.ARTICLES or "qas" in str(field.type))
+                and (is_list(field.type) or column.kind not in (CellKind.TEXTS, CellKind.TOKEN_IDS))
+                and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
+                and (column.kind is not CellKind.ARTICLES or "qas" in str(field.type))
             ]
         hits = hits or [field.name for field in free if column.is_like(field.name)]
         is_free = column.is_optional and not column.is_content
@@ -383,7 +383,7 @@ def _no_candidate(
             f"{named_settings(settings)}.",
             "Leave some out; docs/REFERENCE.md lists the columns of each task.",
         )
-    by_name = (Kind.TOKEN_IDS, Kind.ARTICLES)  # of columns that no one names by hand
+    by_name = (CellKind.TOKEN_IDS, CellKind.ARTICLES)  # of columns that no one names by hand
     usual = [m for m in matches if all(c.kind not in by_name for c in m.form.columns)]
     match = min(
         usual or matches,
@@ -404,7 +404,7 @@ def _check_unread(
     part: Part,
     spec: TaskSpec,
     match: _Match,
-    selection: Selection,
+    selection: ColumnSelection,
     settings: DataSettings,
     is_first: bool = True,
 ) -> None:
@@ -418,8 +418,8 @@ def _check_unread(
     """
     inputs = [column for column in match.form.columns if not column.is_target]
     is_input_named = any(column.role in match.given for column in inputs)
-    texts = [c for c in match.form.columns if c.kind is Kind.TEXT or c.setting == _PAIRED]
-    has_label = any(c.is_target and c.kind is not Kind.TEXT for c in match.form.columns)
+    texts = [c for c in match.form.columns if c.kind is CellKind.TEXT or c.setting == _PAIRED]
+    has_label = any(c.is_target and c.kind is not CellKind.TEXT for c in match.form.columns)
     if is_input_named and (has_label or len(texts) < 2):
         return
     read = {*selection.names, *settings.ignored_columns}
@@ -454,7 +454,7 @@ def _check_unread(
 
 
 def _check_weak_names(
-    part: Part, match: _Match, selection: Selection, settings: DataSettings
+    part: Part, match: _Match, selection: ColumnSelection, settings: DataSettings
 ) -> None:
     """Raise ColumnsError if a column is found by a weak name, and others would not be read that may
     be meant."""
@@ -469,7 +469,7 @@ def _check_weak_names(
             continue
 
         def may_be(other: str, column: Column = column, is_similar: bool = is_similar) -> bool:
-            if column.kind is Kind.TEXT:
+            if column.kind is CellKind.TEXT:
                 return (holds_texts if is_similar else may_be_text)(part, other)
             return is_flag(part, other) or (is_similar and is_category(part, other))
 

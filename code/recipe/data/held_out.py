@@ -20,7 +20,7 @@ from recipe.data.column_names import ADDRESS
 from recipe.data.files.part import SourceFile, moved, split_address
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import Reading, describe_files
+from recipe.data.reading import ChannelFiles, describe_files
 from recipe.errors import DataError, did_you_mean, listed
 from recipe.settings import DataSettings
 
@@ -82,7 +82,7 @@ def data_set(tables: Sequence[pa.Table]) -> datasets.Dataset:
 
 
 def build(
-    reading: Reading,
+    reading: ChannelFiles,
     tables: Mapping[str, Sequence[pa.Table]],
     settings: DataSettings,
     what: str,
@@ -108,7 +108,7 @@ def build(
 
 def assign(
     built: Mapping[str, datasets.Dataset],
-    reading: Reading,
+    reading: ChannelFiles,
     settings: DataSettings,
     strata: Callable[[datasets.Dataset], Array] | None = None,
     hosts: Hosts = shards.ONE,
@@ -172,7 +172,7 @@ def _hold_out_settings(settings: DataSettings) -> list[str]:
 
 
 def _hold_out_by(
-    train: datasets.Dataset, reading: Reading, settings: DataSettings, hosts: Hosts
+    train: datasets.Dataset, reading: ChannelFiles, settings: DataSettings, hosts: Hosts
 ) -> tuple[Array, Array, str]:
     """Return the rows to keep and to hold out by validation_group or validation_date, and how.
 
@@ -246,7 +246,10 @@ def _addressed(
 
 
 def assign_groups(
-    built: Mapping[str, datasets.Dataset], column: str, reading: Reading, settings: DataSettings
+    built: Mapping[str, datasets.Dataset],
+    column: str,
+    reading: ChannelFiles,
+    settings: DataSettings,
 ) -> tuple[dict[str, Any], str]:
     """Return the same as `assign`, but hold out queries (the values of `column`) with all their
     rows."""
@@ -377,7 +380,7 @@ def hold_out_newest(
 
 
 def cells_of_rows(
-    train: datasets.Dataset, reading: Reading, column: str, setting: str
+    train: datasets.Dataset, reading: ChannelFiles, column: str, setting: str
 ) -> tuple[list[Any], Locate]:
     """Return a column of the files for each row of the training data, read or not, and what names
     the location of a row.

@@ -24,7 +24,7 @@ from recipe.data.files.part import HeaderHint, Part, is_string
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
 from recipe.data.prompt_forms import INPUT, JumpStartTemplate
-from recipe.data.reading import Read, describe_files, only, read_columns
+from recipe.data.reading import ReadFile, describe_files, only, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TaskSpec
@@ -118,7 +118,7 @@ def _read(
     return templates[folders[0]].fill(part) if folders else part
 
 
-def _usable(read: Read, notes: list[str], are_chats: bool) -> Read:
+def _usable(read: ReadFile, notes: list[str], are_chats: bool) -> ReadFile:
     """Return a file with Alpaca's prompts filled in, without rows that have no completion."""
     columns = read.columns
     if INPUT in columns and not are_chats:
@@ -168,7 +168,7 @@ def _usable(read: Read, notes: list[str], are_chats: bool) -> Read:
     return read
 
 
-def _documents(read: Read, are_chats: bool) -> pa.Table:
+def _documents(read: ReadFile, are_chats: bool) -> pa.Table:
     part, chosen = read.part, read.columns
     if TOKEN_IDS in chosen:
         return pa.table({TOKEN_IDS: values.token_ids(part, chosen[TOKEN_IDS])})

@@ -19,7 +19,7 @@ from recipe.data.column_settings import NOTHING
 from recipe.data.conversations import conversation
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled_column
-from recipe.data.reading import Read
+from recipe.data.reading import ReadFile
 from recipe.errors import DataError, listed
 
 INPUT = "input"
@@ -110,7 +110,7 @@ def read_templates(folders: Iterable[Path]) -> dict[Path, JumpStartTemplate]:
     return templates
 
 
-def fill_alpaca(read: Read) -> Read:
+def fill_alpaca(read: ReadFile) -> ReadFile:
     """Return a file with Stanford Alpaca's prompts of its instructions and inputs.
 
     Raises:
@@ -140,7 +140,7 @@ def fill_alpaca(read: Read) -> Read:
     return dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
 
 
-def is_conversational(read: Read) -> bool:
+def is_conversational(read: ReadFile) -> bool:
     """Return whether the rows of a file are conversations: a column of them, prompts or completions
     that are lists of messages, or a system prompt or tools beside them."""
     part, columns = read.part, read.columns
@@ -157,7 +157,7 @@ def is_conversational(read: Read) -> bool:
     )
 
 
-def conversations(read: Read) -> pa.ChunkedArray:
+def conversations(read: ReadFile) -> pa.ChunkedArray:
     """Return the conversations of a file as JSON.
 
     A prompt and a completion are joined; of the turns in a prompt, none is learned. An input

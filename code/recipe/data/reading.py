@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of, splits_in
 from recipe.data.column_settings import ColumnsError, check_ignored, quoted
-from recipe.data.columns import Selection, select
+from recipe.data.columns import ColumnSelection, select
 from recipe.data.files import formats
 from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_string
 from recipe.data.layout import channels as layout_of_channels
@@ -46,28 +46,28 @@ FALSE = {"false", "0", "0.0", "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
+class ReadFile:
     """The rows of a file, and the columns that are read."""
 
     split: str
     part: Part
-    columns: Selection
+    columns: ColumnSelection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ChannelFiles:
     """The files of a job's channels."""
 
-    files: Sequence[Read]
+    files: Sequence[ReadFile]
     """The training data first. A sharded host may have none."""
-    columns: Selection
+    columns: ColumnSelection
     """Those of the training data."""
     sharded: frozenset[str]
     """The splits of which this host has only a part of the rows."""
     sources: tuple[SourceFile, ...]
     """The files, in the order of `Part.position`."""
 
-    def converted(self, convert: Callable[[Read], Converted]) -> dict[str, list[Converted]]:
+    def converted(self, convert: Callable[[ReadFile], Converted]) -> dict[str, list[Converted]]:
         """Return what `convert` makes of the files of each split. Raise its DataErrors as one."""
         by_split: dict[str, list[Converted]] = {}
         problems = Problems()
@@ -77,7 +77,7 @@ class Reading:
         problems.check()
         return by_split
 
-    def files_of(self, split: str) -> list[Read]:
+    def files_of(self, split: str) -> list[ReadFile]:
         """Return the files of a split."""
         return [read for read in self.files if read.split == split]
 
@@ -95,7 +95,7 @@ def read_columns(
     read: Callable[[Path], Part] | None = None,
     hosts: Hosts = shards.ONE,
     images: bool = False,
-) -> Reading:
+) -> ChannelFiles:
     """Read the files of a job's channels, and choose the columns of each.
 
     Test data without targets is left out. If channels are sharded, the first host with training
@@ -110,7 +110,7 @@ def read_columns(
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     problems = Problems()
-    files: list[Read] = []
+    files: list[ReadFile] = []
     read = read or functools.partial(formats.read, header=settings.names_in_header)
     with hosts.together():
         layout = layout_of_channels.find(channels, hosts.sharded, images)
@@ -134,11 +134,11 @@ def read_columns(
                 training = training or columns
                 values.check_inputs(part, columns)
                 part = dataclasses.replace(part, position=len(files))
-                files.append(Read(split=split, part=part, columns=columns))
+                files.append(ReadFile(split=split, part=part, columns=columns))
         problems.check()
     assert training is not None  # `_read_parts` checks that
     sources = tuple(file.part.source(channels) for file in files)
-    return Reading(files=files, columns=training, sharded=layout.sharded, sources=sources)
+    return ChannelFiles(files=files, columns=training, sharded=layout.sharded, sources=sources)
 
 
 _NO_LABEL = {"-1", "-1.0"}
@@ -150,7 +150,7 @@ def is_labelled(
     part: Part,
     spec: TaskSpec,
     settings: DataSettings,
-    training: Selection | None,
+    training: ColumnSelection | None,
     notes: list[str],
 ) -> bool:
     """Return whether a file has values to learn, which only test data may lack.
@@ -190,7 +190,7 @@ def is_labelled(
 
 
 def describe_files(
-    files: Sequence[Read], count: str, columns: str = "", more_read: Sequence[str] = ()
+    files: Sequence[ReadFile], count: str, columns: str = "", more_read: Sequence[str] = ()
 ) -> str:
     """Return a line about the files of a split, and the columns that are read.
 

@@ -15,11 +15,11 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import ADDRESS
-from recipe.data.columns import Selection
+from recipe.data.columns import ColumnSelection
 from recipe.data.files.part import Part, is_list
 from recipe.data.files.spool import spooled
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TWINS, TaskSpec, normalized
@@ -76,7 +76,7 @@ def load(
     columns, kind = reading.columns, _kind(reading.files[0].part, reading.columns)
     described: list[str] = []
 
-    def rows(file: Read) -> pa.Table:
+    def rows(file: ReadFile) -> pa.Table:
         kind_of_file = _kind(file.part, file.columns)
         table = spooled(SCHEMA, _rows_of(file.part, file.columns, kind_of_file, notes))
         described.append(describe_files([file], f"{table.num_rows} rows"))
@@ -119,7 +119,7 @@ def load(
     )
 
 
-def _kind(part: Part, columns: Selection) -> str:
+def _kind(part: Part, columns: ColumnSelection) -> str:
     if SCORE not in columns:
         return PAIRS
     return LISTS if is_list(part.table.schema.field(columns[TEXT]).type) else SCORED
@@ -132,7 +132,9 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     return pa.table(arrays, schema=SCHEMA)
 
 
-def _rows_of(part: Part, columns: Selection, kind: str, notes: list[str]) -> Iterator[pa.Table]:
+def _rows_of(
+    part: Part, columns: ColumnSelection, kind: str, notes: list[str]
+) -> Iterator[pa.Table]:
     """Yield tables of SCHEMA: a row for each relevant text, or for each row of a part. Rows without
     a query or text are left out and counted in a note."""
     query, text, score = columns[QUERY], columns[TEXT], columns.get(SCORE)

@@ -10,15 +10,15 @@ from recipe.spec import (
     PAIR_LABEL_NAMES,
     PAIRS,
     SCORE_NAMES,
+    CellKind,
     Column,
     Form,
-    Kind,
 )
 
 _QUERY = Column(
     role="query",
     names=("anchor", "query", "question", "sentence", "text", "sentence1", "query_text", "title"),
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     setting="text_column",
 )
 _POSITIVE = Column(
@@ -69,7 +69,7 @@ _PAIRS = (
 
 LISTS = (
     Form((
-        Column(role="query", names=_QUERY.names, kind=Kind.TEXT, setting="text_column"),
+        Column(role="query", names=_QUERY.names, kind=CellKind.TEXT, setting="text_column"),
         Column(
             role="text",
             names=(
@@ -77,7 +77,7 @@ LISTS = (
                 "paragraphs",
             ),
             names_of_task=("answers",),
-            kind=Kind.TEXTS,
+            kind=CellKind.TEXTS,
             setting="text_pair_column",
         ),
         Column(
@@ -96,8 +96,8 @@ FORMS = (
     Form(
         (
             _QUERY,
-            replace(_POSITIVE, names=("pos",), kind=Kind.TEXTS),
-            replace(_NEGATIVES, names=("neg",), kind=Kind.TEXTS),
+            replace(_POSITIVE, names=("pos",), kind=CellKind.TEXTS),
+            replace(_NEGATIVES, names=("neg",), kind=CellKind.TEXTS),
         ),
         extras=("prompt",),
     ),

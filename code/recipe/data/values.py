@@ -17,14 +17,14 @@ import xxhash
 
 from recipe.data.column_names import TOKEN_IDS
 from recipe.data.column_settings import is_flag, quoted
-from recipe.data.columns import Selection
+from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
 from recipe.data.files.part import (
     DATE,
     TAG,
     UNTAGGED,
-    Gathering,
     Part,
+    RowGatherer,
     is_list,
     is_number,
     is_string,
@@ -32,7 +32,7 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.spec import Kind
+from recipe.spec import CellKind
 
 Hashes = npt.NDArray[np.uint64]
 CHUNK_ROWS = 10_000
@@ -80,7 +80,7 @@ def check_texts(part: Part, column: str) -> None:
 _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
-def check_inputs(part: Part, columns: Selection) -> None:
+def check_inputs(part: Part, columns: ColumnSelection) -> None:
     """Check that inputs are not lists in a few rows only, names of files or Python's repr of bytes.
 
     Raises:
@@ -88,13 +88,13 @@ def check_inputs(part: Part, columns: Selection) -> None:
     """
     for column in columns.form.columns:
         for name in columns.columns.get(column.role, ()):
-            if column.kind is Kind.TEXT and name in part.mixed:
+            if column.kind is CellKind.TEXT and name in part.mixed:
                 raise DataError(
                     f"{part.mixed[name]} has a list or a record in column {name!r}, not a text.",
                     f"Give texts, or leave the column out by ignore_columns={quoted(name)}.",
                 )
             cells = part.table[name].slice(0, _SAMPLE_ROWS)
-            is_input = column.kind in (Kind.TEXT, Kind.ANY) and not column.is_target
+            is_input = column.kind in (CellKind.TEXT, CellKind.ANY) and not column.is_target
             if not is_input or not is_string(cells.type):
                 continue
             texts = [value.strip() for value in cells.to_pylist() if value]
@@ -302,7 +302,7 @@ def tables(split: datasets.Dataset, count: int | None = None) -> Iterator[pa.Tab
     if split._indices is None:
         yield from split.with_format("arrow").iter(count)
         return
-    chosen, rows = split._indices.column(0), Gathering(split.data.table)
+    chosen, rows = split._indices.column(0), RowGatherer(split.data.table)
     for first in range(0, len(chosen), count):
         yield rows.select(chosen.slice(first, count).to_numpy().astype(np.int64))
 

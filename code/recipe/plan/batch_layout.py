@@ -37,7 +37,7 @@ _BATCH_TOKENS_ELSEWHERE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class TrainableModel:
     """The model to start from, and how its steps are computed."""
 
     model: PreTrainedModel
@@ -124,7 +124,7 @@ def settle(args: TrainingArguments) -> Cut:
     return kept(requested_cut(args), everyones(saved)[0])
 
 
-def cut_by_length(loaded: Loaded, training: Training, cut: Cut) -> tuple[Training, Cut]:
+def cut_by_length(loaded: TrainableModel, training: Training, cut: Cut) -> tuple[Training, Cut]:
     """Split steps into smaller batches by length, if that saves more padding than batches cost.
 
     A step keeps its randomly drawn samples, and its loss is the mean over them, so the result does
@@ -174,7 +174,9 @@ class BatchPlan:
     eval_layout: Layout
 
 
-def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Table) -> BatchPlan:
+def decide(
+    loaded: TrainableModel, cut: Cut, samples: Mapping[str, Samples], table: Table
+) -> BatchPlan:
     """Decide how samples make batches, and prepare the model for these. A collective.
 
     The model gets the attention that is fastest on its device.
@@ -228,7 +230,7 @@ def decide(loaded: Loaded, cut: Cut, samples: Mapping[str, Samples], table: Tabl
 
 
 def layouts(
-    loaded: Loaded, training: Training, evaluations: Mapping[str, Samples], table: Table
+    loaded: TrainableModel, training: Training, evaluations: Mapping[str, Samples], table: Table
 ) -> tuple[Layout, Layout]:
     """Return the layouts of training and of evaluations, which stay the same for the whole run.
 

@@ -10,7 +10,7 @@ from typing import Any
 from recipe import task_table
 from recipe.data import columns
 from recipe.data.column_settings import ColumnsError, examples, named_settings
-from recipe.data.columns import Selection
+from recipe.data.columns import ColumnSelection
 from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader
 from recipe.data.layout import channels as layout
@@ -75,7 +75,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
     check_reviewed(part, hyperparameters)
-    selections: dict[str, Selection] = {}
+    selections: dict[str, ColumnSelection] = {}
     errors: dict[str, ColumnsError] = {}
     for task in possible:
         try:

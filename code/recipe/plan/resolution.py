@@ -25,7 +25,7 @@ from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 from recipe.paths import Folders
 from recipe.plan import detection, trainer_arguments
-from recipe.plan.batch_layout import Loaded
+from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.table import Table
 from recipe.runtime import device, distribution
 from recipe.runtime.device import Device
@@ -190,7 +190,7 @@ def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hos
         )
 
 
-def load(plan: Plan, table: Table) -> Loaded:
+def load(plan: Plan, table: Table) -> TrainableModel:
     """Load the model of a job, and decide how long its samples are.
 
     Raises:
@@ -221,7 +221,7 @@ def load(plan: Plan, table: Table) -> Loaded:
         packing = False
         reason = "neftune_noise_alpha scales its noise by the length of a row"
         table.add("packing", "off: each row has one text", reason)
-    return Loaded(
+    return TrainableModel(
         model=model,
         tokenizer=tokenizer,
         arguments=plan.arguments,
@@ -231,7 +231,7 @@ def load(plan: Plan, table: Table) -> Loaded:
     )
 
 
-def add_stop_tokens(learned: set[int] | None, loaded: Loaded, table: Table) -> None:
+def add_stop_tokens(learned: set[int] | None, loaded: TrainableModel, table: Table) -> None:
     """Make generation stop at the tokens that end the learned texts, and at those of the model."""
     if learned is None:
         return

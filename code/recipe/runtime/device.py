@@ -169,7 +169,7 @@ def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> No
         environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
 
 
-class Kind:
+class DeviceTraits:
     """The properties of a kind of device on which the recipe depends."""
 
     backend = "its own"
@@ -197,7 +197,7 @@ class Kind:
         return False, f"bfloat16 is not known to work on {self._name}: set bf16=True to use it"
 
 
-class _Cuda(Kind):
+class _Cuda(DeviceTraits):
     backend = "nccl"
     has_fused_optimizer = True
     has_fast_float16 = True
@@ -209,7 +209,7 @@ class _Cuda(Kind):
         return False, "this GPU does not compute in bfloat16 (fp16=True is faster than float32)"
 
 
-class _Cpu(Kind):
+class _Cpu(DeviceTraits):
     backend = "gloo"
     has_fused_optimizer = True
     pins_memory = False
@@ -219,7 +219,7 @@ class _Cpu(Kind):
         return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
 
 
-class _Neuron(Kind):
+class _Neuron(DeviceTraits):
     backend = "neuron"
     compiles_each_shape = True
     needs_group_first = True
@@ -231,7 +231,7 @@ class _Neuron(Kind):
         return True, "Trainium2 and later compute in bfloat16"
 
 
-class _Xla(Kind):
+class _Xla(DeviceTraits):
     backend = "xla"
     compiles_each_shape = True
     needs_group_first = True
@@ -243,7 +243,7 @@ class _Xla(Kind):
         return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
 
 
-KINDS: Mapping[str, type[Kind]] = {
+KINDS: Mapping[str, type[DeviceTraits]] = {
     "cuda": _Cuda,
     "cpu": _Cpu,
     "neuron": _Neuron,
@@ -251,9 +251,9 @@ KINDS: Mapping[str, type[Kind]] = {
 }
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> DeviceTraits:
     """Return the kind of this name in PyTorch, with defaults for a name without a row."""
-    return KINDS.get(name, Kind)(name)
+    return KINDS.get(name, DeviceTraits)(name)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:

@@ -34,7 +34,7 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.settings import DataSettings, ModelSettings
-from recipe.spec import Column, Kind
+from recipe.spec import CellKind, Column
 from recipe.task_table import TASKS
 from recipe.tasks import evaluation
 from recipe.tokenization.encoding import takes_token_types
@@ -200,7 +200,7 @@ class Task(ABC):
     @property
     def generates(self) -> bool:
         """Return whether the targets are texts, of which several may be right."""
-        return any(column.kind is Kind.TEXT for column in self._target_columns())
+        return any(column.kind is CellKind.TEXT for column in self._target_columns())
 
     def _target_columns(self) -> Iterator[Column]:
         for form in TASKS[str(self.data_settings.task)].forms:

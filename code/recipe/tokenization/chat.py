@@ -26,7 +26,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TokenizedConversation:
     """A conversation in tokens."""
 
     ids: list[int]
@@ -173,7 +173,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield from _texts(item)
 
 
-def encode_conversations(encoder: Encoder, talks: Sequence[Written]) -> list[Conversation]:
+def encode_conversations(encoder: Encoder, talks: Sequence[Written]) -> list[TokenizedConversation]:
     """Return tokenized conversations; all pieces are encoded together, on all cores.
 
     The token that ends a turn is learned even if the template's marks exclude it. If the last turn
@@ -193,7 +193,7 @@ def encode_conversations(encoder: Encoder, talks: Sequence[Written]) -> list[Con
         for (_, is_learned), added in zip(talk.parts, its_rows, strict=True):
             ids += added
             learned += [is_learned] * len(added)
-        encoded.append(ends.closed(Conversation(ids, learned)))
+        encoded.append(ends.closed(TokenizedConversation(ids, learned)))
     return encoded
 
 
@@ -220,7 +220,7 @@ class EndTokens:
                 return None
         return None
 
-    def closed(self, talk: Conversation) -> Conversation:
+    def closed(self, talk: TokenizedConversation) -> TokenizedConversation:
         """Return a conversation in which the end of each turn is learned, and the last turn has
         one."""
         ids, learned = talk.ids, np.array(talk.learned, bool)
@@ -233,5 +233,5 @@ class EndTokens:
         marks = learned.tolist()
         end = self._tokenizer.eos_token_id
         if end is None or self.end_token(ids[max(0, last - 2) : last + 1]) is not None:
-            return Conversation(ids, marks)
-        return Conversation([*ids[: last + 1], end], [*marks[: last + 1], True])
+            return TokenizedConversation(ids, marks)
+        return TokenizedConversation([*ids[: last + 1], end], [*marks[: last + 1], True])

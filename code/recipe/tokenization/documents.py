@@ -208,7 +208,7 @@ class Reader:
         else:
             if PROMPT in batch:
                 talks = [
-                    chat.Conversation(
+                    chat.TokenizedConversation(
                         prompt + completion,
                         [self._is_all_learned] * len(prompt) + [True] * len(completion),
                     )

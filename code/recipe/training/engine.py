@@ -34,7 +34,7 @@ from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
-from recipe.training.preparation import Prepared
+from recipe.training.preparation import PreparedTraining
 from recipe.training.resuming import Resumable, fingerprint
 
 _WATCHED = 16
@@ -45,7 +45,7 @@ _SAME = (
 """Arguments of the Trainer that every checkpoint records."""
 
 
-def build(prepared: Prepared, class_weight: str | None = None, **others: Any) -> Engine:
+def build(prepared: PreparedTraining, class_weight: str | None = None, **others: Any) -> Engine:
     """Build the engine of a prepared training or evaluation; `others` are the engine's."""
     loaded, samples, objective = prepared.loaded, prepared.samples, prepared.loaded.objective
     return Engine(

@@ -29,7 +29,7 @@ from recipe.plan.resolution import Plan
 from recipe.plan.trainer_arguments import name_of
 from recipe.runtime.device import everyones
 from recipe.runtime.stopwatch import Stopwatch
-from recipe.training.preparation import Prepared
+from recipe.training.preparation import PreparedTraining
 
 _MEASURED, _WARM_UP = 10, 2
 """Steps after which a training is forecast, and those of them that are slower than later ones."""
@@ -255,7 +255,7 @@ class Forecast(TrainerCallback):
 
 def forecast_job(
     plan: Plan,
-    prepared: Prepared,
+    prepared: PreparedTraining,
     started: float,
     rows: Mapping[str, int] | None = None,
     steps_of_epoch: int | None = None,

@@ -26,7 +26,7 @@ _MOST_BETWEEN = 16
 """Most steps between two exchanges: later steps may be much slower than earlier ones."""
 
 
-class Interrupted(Exception):
+class EvaluationInterrupted(Exception):
     """Raised if a stop is requested during an evaluation."""
 
 
@@ -113,9 +113,9 @@ class Interruptions(TrainerCallback):
         self._deferred = False
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """End the evaluation if a stop was requested, by Interrupted in all processes."""
+        """End the evaluation if a stop was requested, by EvaluationInterrupted in all processes."""
         if self._agreed("evaluation")[0]:
-            raise Interrupted
+            raise EvaluationInterrupted
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         """Restart the interval."""

@@ -24,7 +24,7 @@ from recipe.errors import RecipeError
 from recipe.models import quantized
 from recipe.paths import Folders
 from recipe.plan import data_report, resolution, trainer_arguments
-from recipe.plan.batch_layout import Loaded
+from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.runtime import memory
@@ -33,7 +33,7 @@ from recipe.storage import atomic
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine
 from recipe.training.forecast import forecast_job
-from recipe.training.preparation import Prepared, prepare
+from recipe.training.preparation import PreparedTraining, prepare
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
@@ -89,7 +89,7 @@ def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], No
     steps = [0, 0]
     """Of an epoch, and in all."""
 
-    def choose_rows(loaded: Loaded, lengths: Sequence[int]) -> Sequence[int]:
+    def choose_rows(loaded: TrainableModel, lengths: Sequence[int]) -> Sequence[int]:
         if given.trains:
             steps[:] = _count_steps(plan, loaded.max_length, lengths, step_samples, add)
         # Enough rows for a few batches, so that packing fills them as with all the data.
@@ -164,7 +164,9 @@ def _count_steps(
     return per_epoch, steps
 
 
-def _try(plan: Plan, prepared: Prepared, setup: float, steps_of_epoch: int, steps: int) -> Finding:
+def _try(
+    plan: Plan, prepared: PreparedTraining, setup: float, steps_of_epoch: int, steps: int
+) -> Finding:
     """Train the prepared steps, and forecast the job. `setup` are its seconds before them."""
     on_gpu = plan.arguments.device.type == "cuda"
     whole = {name: len(split) for name, split in named_splits(plan.task.data).items()}
@@ -199,7 +201,7 @@ def _try(plan: Plan, prepared: Prepared, setup: float, steps_of_epoch: int, step
     return Finding(level=OK, what="trial", detail=detail)
 
 
-def _estimate_memory(plan: Plan, loaded: Loaded) -> Finding:
+def _estimate_memory(plan: Plan, loaded: TrainableModel) -> Finding:
     """Compare the memory that a process keeps from step to step with what the device has free. What
     a batch adds depends on kernels and allocators: a trial measures it."""
     model, args, given = loaded.model, plan.arguments, plan.hyperparameters

@@ -15,7 +15,7 @@ from recipe.batching.batches import Samples
 from recipe.console import is_first_process
 from recipe.errors import DistributedError
 from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
-from recipe.plan.batch_layout import BatchPlan, Loaded
+from recipe.plan.batch_layout import BatchPlan, TrainableModel
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports.section import Section
@@ -25,10 +25,10 @@ from recipe.training import host_samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTraining:
     """A model, samples, and how they are computed."""
 
-    loaded: Loaded
+    loaded: TrainableModel
     """With the arguments of the Trainer: size of batches and warm-up are decided."""
     samples: Mapping[str, Samples]
     """Those of `train`, `evaluation` and maybe `test`."""
@@ -42,9 +42,9 @@ def prepare(
     table: Table,
     watch: Stopwatch | None = None,
     *,
-    choose_rows: Callable[[Loaded, Sequence[int]], Sequence[int]] | None = None,
+    choose_rows: Callable[[TrainableModel, Sequence[int]], Sequence[int]] | None = None,
     samples: Mapping[str, Samples] | None = None,
-) -> Prepared:
+) -> PreparedTraining:
     """Set up the process, load the model, tokenize the data and lay out its batches. All processes
     of a job call it together.
 
@@ -95,7 +95,9 @@ def prepare(
     return replace(prepared, sections=sections)
 
 
-def lay_out(loaded: Loaded, samples: Mapping[str, Samples], table: Table) -> Prepared:
+def lay_out(
+    loaded: TrainableModel, samples: Mapping[str, Samples], table: Table
+) -> PreparedTraining:
     """Decide how samples make batches. Raise HyperparameterError if packing=True, and the model
     cannot be packed, and DistributedError if one process would have to use several GPUs."""
     args = loaded.arguments
@@ -112,4 +114,6 @@ def lay_out(loaded: Loaded, samples: Mapping[str, Samples], table: Table) -> Pre
         gradient_accumulation_steps=decided.cut.accumulation,
         **trainer_arguments.fitted_warmup(args, decided.training.steps(), table),
     )
-    return Prepared(loaded=replace(loaded, arguments=arguments), samples=samples, batches=decided)
+    return PreparedTraining(
+        loaded=replace(loaded, arguments=arguments), samples=samples, batches=decided
+    )

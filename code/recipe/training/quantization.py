@@ -26,7 +26,7 @@ import torch
 
 from recipe.backend.engines import ctranslate, int8
 from recipe.backend.engines.ctranslate import Forward
-from recipe.backend.engines.int8 import Proof, Trial
+from recipe.backend.engines.int8 import Int8Proof, Trial
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.models.sources.origin import Origin
@@ -53,7 +53,7 @@ class _Evaluation:
 
 
 @dataclass(frozen=True)
-class _Cost:
+class _Int8Cost:
     """What int8 changes in an evaluation."""
 
     metric: str
@@ -65,7 +65,7 @@ class _Cost:
     are_decisions: bool
 
     @classmethod
-    def between(cls, metric: str, exact: _Evaluation, quick: _Evaluation) -> _Cost:
+    def between(cls, metric: str, exact: _Evaluation, quick: _Evaluation) -> _Int8Cost:
         """Compare the main metric and the answers of two evaluations."""
         scores = exact.scores[metric], quick.scores[metric]
         if exact.decisions:
@@ -161,10 +161,10 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
         metric = next((name for name, score in scores.items() if np.isfinite(score)), "loss")
         forward = Forward(aside, names)
         subject.reset(forward)
-        cost = _Cost.between(metric, exact, subject.evaluate())
+        cost = _Int8Cost.between(metric, exact, subject.evaluate())
         if excess := cost.excess(given.max_score_loss, given.max_flips):
             return f"not saved: {cost}; {excess}", False
-        proof = Proof(
+        proof = Int8Proof(
             outputs=names,
             tolerance=math.inf,
             metric=metric,

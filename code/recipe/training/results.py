@@ -25,7 +25,7 @@ from recipe.storage import atomic, hub
 from recipe.tasks.base import OK, WARNING, Finding, judged_split
 from recipe.training import proving, quantization
 from recipe.training.engine import Engine
-from recipe.training.preparation import Prepared
+from recipe.training.preparation import PreparedTraining
 
 _REMEDY = (
     "Free space there or raise the volume size, then start the job again. It resumes from its last "
@@ -57,7 +57,7 @@ class JobResults:
     """Writes the results of a job. The first process calls it, if not said otherwise."""
 
     plan: Plan
-    prepared: Prepared
+    prepared: PreparedTraining
     table: Table
     """The decisions that the card lists."""
     folders: Folders

@@ -39,7 +39,12 @@ from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
 from recipe.training import snapshot
 from recipe.training.forecast import Forecast
-from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
+from recipe.training.interruptions import (
+    EXIT_CODE,
+    EvaluationInterrupted,
+    Interruptions,
+    evaluation_is_due,
+)
 from recipe.training.snapshot import Snapshot
 
 _STATE, _BUDGET = "trainer_state.json", "budget.json"
@@ -175,7 +180,7 @@ class Resumable(Trainer):
         before the evaluation is saved."""
         try:
             return super().evaluate(eval_dataset, *args, **options)
-        except Interrupted:
+        except EvaluationInterrupted:
             # After training, its last checkpoint exists, and the model may have the best weights.
             if self._saves and self.is_in_train and not self._is_finished:
                 self._save_checkpoint(self.model_wrapped, None)

@@ -24,7 +24,7 @@ from recipe.runtime.stopwatch import Stopwatch
 from recipe.tasks.base import WARNING, Finding
 from recipe.training import engine, forecast, job_identity, preparation, results
 from recipe.training.engine import Engine
-from recipe.training.preparation import Prepared
+from recipe.training.preparation import PreparedTraining
 from recipe.training.progress import MetricLines, ProgressLines
 
 
@@ -80,7 +80,7 @@ def _log_row(row: Finding) -> None:
 
 
 def _build_engine(
-    plan: Plan, prepared: Prepared, writer: results.JobResults, watch: Stopwatch
+    plan: Plan, prepared: PreparedTraining, writer: results.JobResults, watch: Stopwatch
 ) -> Engine:
     """Return the engine of a job, which resumes only from a checkpoint of the same job."""
     task, given, samples = plan.task, plan.hyperparameters, prepared.samples
@@ -105,7 +105,9 @@ def _build_engine(
     )
 
 
-def _train_and_evaluate(plan: Plan, prepared: Prepared, trainer: Engine) -> dict[str, float]:
+def _train_and_evaluate(
+    plan: Plan, prepared: PreparedTraining, trainer: Engine
+) -> dict[str, float]:
     """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
     given, test = plan.hyperparameters, prepared.samples.get("test")
     metrics = trainer.run() if given.trains else {}

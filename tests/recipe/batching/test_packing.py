@@ -35,7 +35,7 @@ from recipe.models import (
     token_heads,
 )
 from recipe.plan import batch_layout
-from recipe.plan.batch_layout import Loaded
+from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.table import Table
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.tokenization import encoding
@@ -544,7 +544,7 @@ def test_a_training_in_rows_is_one_in_blocks(
             max_steps=3, learning_rate=0.02, optim="sgd", eval_strategy="epoch", logging_steps=1,
             save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
-        loaded = Loaded(
+        loaded = TrainableModel(
             model=model,
             tokenizer=transformers.AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD),
             arguments=arguments,

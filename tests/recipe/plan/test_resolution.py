@@ -25,7 +25,7 @@ from recipe.data import values as cells
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.plan import batch_layout, data_report, detection, resolution, trainer_arguments
-from recipe.plan.batch_layout import Cut, Loaded
+from recipe.plan.batch_layout import Cut, TrainableModel
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.storage import checkpoints
@@ -479,7 +479,7 @@ def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
         objective: Any = copy.copy(CLASSES)
         objective.couples_samples = couples
         return batch_layout.cut_by_length(
-            Loaded(
+            TrainableModel(
                 model=model, tokenizer=tokenizer, arguments=args, objective=objective, packing=False
             ),
             training,

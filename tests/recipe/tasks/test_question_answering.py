@@ -17,7 +17,7 @@ from recipe.errors import DataError
 from recipe.plan import detection
 from recipe.tasks.evaluation import exact_match, word_f1
 from recipe.tasks.question_answering import tokens as windows
-from recipe.tasks.question_answering.report import Answer, find, scores
+from recipe.tasks.question_answering.report import SpanAnswer, find, scores
 from tests.support.jobs import write
 from tests.support.refusals import refused
 
@@ -162,8 +162,8 @@ def test_the_scores_are_those_of_squads_scripts() -> None:
     assert word_f1("", "cat") == 0
     assert word_f1("", "") == 1
 
-    def answer_of(text: str, *true: str) -> Answer:
-        return Answer(text=text, start=0, true=true)
+    def answer_of(text: str, *true: str) -> SpanAnswer:
+        return SpanAnswer(text=text, start=0, true=true)
 
     given = [
         answer_of("the cat", "dog", "Cat."),

@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class Int8Proof:
     """The content of proof.json."""
 
     outputs: Sequence[str]
@@ -71,7 +71,7 @@ class Trial:
     why_not: str
     """The reason to compute by PyTorch instead; empty if there is none."""
     milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """As in `Proof`."""
+    """As in `Int8Proof`."""
     tolerance: float = math.inf
     """The tolerance that the measured error gives."""
 
@@ -88,7 +88,7 @@ class Artefact:
     """The folder `int8` of a model."""
 
     folder: Path
-    proof: Proof
+    proof: Int8Proof
 
     @classmethod
     def find(cls, location: str) -> Artefact | None:
@@ -99,7 +99,7 @@ class Artefact:
             return None
         with checksums.verified(str(folder)):
             try:
-                proof = Proof(**json.loads((folder / PROOF).read_text()))
+                proof = Int8Proof(**json.loads((folder / PROOF).read_text()))
                 for name in FILES:
                     (folder / name).stat()
             except (OSError, ValueError, TypeError) as error:
@@ -114,7 +114,7 @@ class Artefact:
 
 def why_slower(milliseconds: Mapping[str, Sequence[float]]) -> str:
     """Return why int8 is not used if it takes no less CPU time than PyTorch, texts alone and
-    together in sum (`Proof.milliseconds`); else ''."""
+    together in sum (`Int8Proof.milliseconds`); else ''."""
     exact, quick = (sum(times) for times in zip(*milliseconds.values(), strict=True))
     return "" if quick < exact else "PyTorch is as fast on this processor"
 
@@ -133,7 +133,7 @@ def weights_of(model: Path) -> str:
     return hashlib.sha256(sums.encode()).hexdigest()
 
 
-def write(folder: Path, proof: Proof) -> None:
+def write(folder: Path, proof: Int8Proof) -> None:
     """Write the proof, and the checksums of all files."""
     (folder / PROOF).write_text(json.dumps(dataclasses.asdict(proof), indent=1) + "\n")
     checksums.write(folder)

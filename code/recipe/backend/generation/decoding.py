@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from recipe.backend.generation.gathering import Source
+from recipe.backend.generation.gathering import TokenizedInput
 from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
 from recipe.console import log
@@ -216,7 +216,7 @@ def pad_token_id(loaded: LoadedModel) -> int:
 @torch.inference_mode()
 def generate(
     loaded: LoadedModel,
-    sources: Sequence[Source],
+    sources: Sequence[TokenizedInput],
     watch: Pauses,
     ends: list[int],
     seed: int | None,

@@ -20,7 +20,7 @@ _PATIENCE = 2
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenizedInput:
     """An input of a request, in tokens."""
 
     index: int
@@ -32,7 +32,7 @@ Write = Callable[[Sequence[Any], Callable[[], None]], list[Any]]
 """Generates something for each input; the second argument pauses."""
 
 
-class Group:
+class GenerationGroup:
     """Inputs that are generated together, by the first of their requests that has a turn."""
 
     def __init__(self, kind: Any, write: Write) -> None:
@@ -49,21 +49,25 @@ class Group:
         return self.has_failed or self.written is not None
 
 
-Part = tuple[Group, slice]
+GroupMembers = tuple[GenerationGroup, slice]
 """A group, and which of its inputs are of one request."""
 
 
-class Gathering:
+class GenerationGroups:
     """The groups of a model."""
 
     def __init__(self) -> None:
         # Weak, since nobody waits for a group whose clients have left.
-        self._open: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[Any, GenerationGroup] = (
+            weakref.WeakValueDictionary()
+        )
         self._running: list[Any] = []
         self._steps = 0
         """Tokens that all groups have generated."""
 
-    def add(self, inputs: Sequence[Source], alike: Any, most: int, write: Write) -> list[Part]:
+    def add(
+        self, inputs: Sequence[TokenizedInput], alike: Any, most: int, write: Write
+    ) -> list[GroupMembers]:
         """Add a request's inputs to groups of at most `most`, and return its parts of them.
 
         Args:
@@ -76,14 +80,14 @@ class Gathering:
             kind = alike, max(len(one.ids) for one in some).bit_length() // 3
             group = self._open.get(kind)
             if group is None or group.is_begun or len(group.inputs) + len(some) > most:
-                group = self._open[kind] = Group(kind, write)
+                group = self._open[kind] = GenerationGroup(kind, write)
             first = len(group.inputs)
             group.inputs += some
             group.parts += 1
             parts.append((group, slice(first, first + len(some))))
         return parts
 
-    def results(self, parts: Sequence[Part]) -> list[Any]:
+    def results(self, parts: Sequence[GroupMembers]) -> list[Any]:
         """Return what is generated for the inputs of a request, in their order. If a group of
         several requests fails, each is generated alone."""
         written: dict[int, Any] = {}
@@ -103,7 +107,7 @@ class Gathering:
             written.update((one.index, value) for one, value in zip(inputs, results, strict=True))
         return [written[index] for index in sorted(written)]
 
-    def _is_due(self, group: Group) -> bool:
+    def _is_due(self, group: GenerationGroup) -> bool:
         """Return whether a group is over, or may run now."""
         others = self._running.count(group.kind)
         if group.is_over or not others:
@@ -112,7 +116,7 @@ class Gathering:
             group.came = self._steps
         return not group.is_running and self._steps - group.came >= _PATIENCE << (others - 1)
 
-    def _run(self, group: Group) -> None:
+    def _run(self, group: GenerationGroup) -> None:
         def step() -> None:
             self._steps += 1
             turns.pause()

@@ -11,7 +11,7 @@ from typing import Any
 
 from recipe.backend.generation import decoding
 from recipe.backend.generation.decoding import STOPPED, Completion, Watch, Writer
-from recipe.backend.generation.gathering import Gathering, Part
+from recipe.backend.generation.gathering import GenerationGroups, GroupMembers
 from recipe.backend.generation.prompts import Prompt
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
@@ -31,8 +31,8 @@ def may_merge(config: Any) -> bool:
 
 
 def gather(
-    gathering: Gathering, loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool
-) -> list[Part]:
+    gathering: GenerationGroups, loaded: LoadedModel, prompts: Sequence[Prompt], merges: bool
+) -> list[GroupMembers]:
     """Add the prompts of a request to groups that share the settings of a call of `generate`."""
     settings = prompts[0].settings
     chosen = {**vars(loaded.model.generation_config), **dict(settings.chosen)}
@@ -45,7 +45,7 @@ def gather(
     kinds: dict[Any, list[Prompt]] = {}
     for prompt in prompts:
         kinds.setdefault((alike, prompt.new, prompt.is_chat), []).append(prompt)
-    parts: list[Part] = []
+    parts: list[GroupMembers] = []
     for kind, some in kinds.items():
         parts += gathering.add(some, kind, most, partial(write, loaded))
     return parts

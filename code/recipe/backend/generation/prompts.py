@@ -11,13 +11,13 @@ from jinja2 import TemplateError
 from recipe.backend import bounds, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.generation import options
-from recipe.backend.generation.gathering import Source
+from recipe.backend.generation.gathering import TokenizedInput
 from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.parameters import are_ids
 from recipe.backend.requests.payloads import (
     BadRequest,
-    Prepared,
+    PreparedRequest,
     Request,
     a_text,
     is_conversation,
@@ -35,7 +35,7 @@ class TooLong(BadRequest):
 
 
 @dataclass(frozen=True)
-class Prompt(Source):
+class Prompt(TokenizedInput):
     """A prompt of a request, ready for the model to continue."""
 
     settings: GenerationSettings
@@ -54,7 +54,7 @@ class Prompts:
     stop: tuple[str, ...] = ()
     """The stop texts of the model's generation_config."""
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         """Return a request with its prompts; sizes are the most tokens of each and its text. Raise
         BadRequest if parameters or inputs are wrong, or do not fit into the model."""
         settings = options.settings_of(request.parameters, request.usual_tokens)
@@ -79,7 +79,9 @@ class Prompts:
             bounds.hold(Bound.WRITTEN, written, reason)
             turns.pause()
         sizes = [len(prompt.ids) + prompt.new for prompt in prompts]
-        return Prepared(request=request, inputs=inputs, sizes=sizes, tokens=read, work=prompts)
+        return PreparedRequest(
+            request=request, inputs=inputs, sizes=sizes, tokens=read, work=prompts
+        )
 
     def _prompt(
         self, source: Any, index: int, settings: GenerationSettings, *, may_continue: bool

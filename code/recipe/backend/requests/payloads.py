@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.backend.requests.parameters import RULES, are_texts
-from recipe.spec import TEXT_NAMES, Form, Kind, normalized
+from recipe.spec import TEXT_NAMES, CellKind, Form, normalized
 
 TEXT_KEYS = ("inputs", *TEXT_NAMES)
 """Keys and columns that hold a text."""
@@ -39,7 +39,7 @@ class NotTakenHere(BadRequest):
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """A request that the server has read from a body. The task that answers it reads `Inputs`, and
-    makes `Prepared` of these."""
+    makes `PreparedRequest` of these."""
 
     inputs: Sequence[Any]
     """Values of JSON, texts, or the bytes of a file."""
@@ -132,7 +132,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """A request whose inputs its task has prepared for the model."""
 
     request: Request
@@ -193,12 +193,12 @@ def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
             for column in form.columns
             for name, cell in given
             if name in map(normalized, column.names)
-            and (are_texts(cell) if column.kind is Kind.TEXTS else isinstance(cell, str))
+            and (are_texts(cell) if column.kind is CellKind.TEXTS else isinstance(cell, str))
         }
         if len(cells) == len(form.columns) == len(given):
             return cells
     texts = [
-        {c.names[0]: ["a", "b"] if c.kind is Kind.TEXTS else "a text" for c in form.columns}
+        {c.names[0]: ["a", "b"] if c.kind is CellKind.TEXTS else "a text" for c in form.columns}
         for form in forms[:2]
     ]
     raise BadRequest(

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.backend.requests.payloads import Answers, BadRequest, Inputs, Prepared, Request, a_text
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    Inputs,
+    PreparedRequest,
+    Request,
+    a_text,
+)
 
 QUERY, SIMILARITY = frozenset({"query", "texts"}), frozenset({"source_sentence", "sentences"})
 
@@ -21,7 +28,7 @@ class Ranking(Inputs):
     """Whether the answer is ordered by score; otherwise it has the order of the texts."""
 
     def answers(
-        self, scores: Sequence[float], ranks: Sequence[float], prepared: Prepared
+        self, scores: Sequence[float], ranks: Sequence[float], prepared: PreparedRequest
     ) -> Answers:
         """Return `[{"index", "score"}, ...]`, the text of the highest rank first, or the scores
         alone."""

@@ -18,7 +18,7 @@ from recipe.data.column_names import ADDRESS
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import FALSE, TRUE, Read, read_columns
+from recipe.data.reading import FALSE, TRUE, ReadFile, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -71,7 +71,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
     return Questions(**uses, has_unanswerable=fewest == 0, notes=[*notes, *findings])
 
 
-def _questions(file: Read, notes: list[str]) -> pa.Table:
+def _questions(file: ReadFile, notes: list[str]) -> pa.Table:
     """Return the questions of a file; a note counts answers whose start was corrected."""
     part, corrected = file.part, 0
     problems = Problems()
@@ -104,7 +104,7 @@ def _questions(file: Read, notes: list[str]) -> pa.Table:
     return table
 
 
-def _records(file: Read) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(file: ReadFile) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of the row of each question, and its cells by their roles."""
     columns = file.columns
     for first, batch in file.part.batches(list(dict.fromkeys(columns.names))):
@@ -123,7 +123,7 @@ def _records(file: Read) -> Iterator[tuple[int, dict[str, Any]]]:
                     }  # fmt: skip
 
 
-def _answers(file: Read, row: int, cells: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def _answers(file: ReadFile, row: int, cells: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Return the texts of the answers to a question, and their starts as they are given."""
     part = file.part
     answers, starts = _parsed(cells.get(ANSWERS)), _parsed(cells.get(STARTS))

@@ -22,7 +22,7 @@ from recipe.data.files.part import UNTAGGED, Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.proposing import proposals
-from recipe.data.reading import Read, read_columns
+from recipe.data.reading import ReadFile, read_columns
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -166,7 +166,7 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return converted
 
 
-def _sentences(file: Read, class_names: str | None, notes: list[str]) -> _Sentences:
+def _sentences(file: ReadFile, class_names: str | None, notes: list[str]) -> _Sentences:
     columns = file.columns[TOKENS], file.columns[TAGS]
     part, column = file.part, columns[1]
     proposals.check_lone_words(part)

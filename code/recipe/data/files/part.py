@@ -49,7 +49,7 @@ class UnclearHeader(DataError):
         self.path = path
 
 
-class Gathering:
+class RowGatherer:
     """Gathers rows of a table by their numbers, in any order, chunk by chunk.
 
     Arrow's own `take` would concatenate the chunks in memory first.
@@ -187,7 +187,7 @@ class Part:
 
     def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> Part:
         """Return some of the rows, ascending; many of them in a mapped file."""
-        numbers, gathering = np.asarray(rows, np.int64), Gathering(self.table)
+        numbers, gathering = np.asarray(rows, np.int64), RowGatherer(self.table)
         starts = range(0, len(numbers), _CHUNK_ROWS)
         chosen = (gathering.select(numbers[start : start + _CHUNK_ROWS]) for start in starts)
         table = spooled(self.table.schema, chosen)

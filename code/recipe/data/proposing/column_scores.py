@@ -29,9 +29,9 @@ from recipe.spec import (
     HEADS_OF_TEXTS,
     IDENTIFIERS,
     TEXT_NAMES,
+    CellKind,
     Column,
     Form,
-    Kind,
     normalized,
     stem,
 )
@@ -134,7 +134,7 @@ def score_assignments(
             continue
         roles = {c.role: some for c, (_, some) in zip(columns, combination, strict=True)}
         rest = [name for name in names if name not in used]
-        is_lone = len(roles) == 1 and columns[0].kind is Kind.TEXT
+        is_lone = len(roles) == 1 and columns[0].kind is CellKind.TEXT
         if is_lone and any(
             names_target(name)
             or profiles[name] == "text"
@@ -156,7 +156,7 @@ def _whole_score(form: Form, roles: Roles, profiles: Mapping[str, str]) -> float
     """Return what the order of columns, and those that are not read, add to the score."""
     used = list(itertools.chain(*roles.values()))
     unread = [n for n in profiles if n not in used and not _describes(n, profiles[n])]
-    has_label = any(form[r].is_target and form[r].kind is not Kind.TEXT for r in roles)
+    has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     cost = sum(
         _UNREAD.get(profiles[name], 0.0) + 0.1 * (words_of(name)[-1] in column_words.TEXT_LIKE)
         for name in unread
@@ -168,7 +168,7 @@ def _whole_score(form: Form, roles: Roles, profiles: Mapping[str, str]) -> float
         cost += _TARGET_UNREAD
     if len(roles) == 1 and kinds:
         cost += _LONE
-    texts = [some[0] for r, some in roles.items() if form[r].kind is Kind.TEXT or r == "text"]
+    texts = [some[0] for r, some in roles.items() if form[r].kind is CellKind.TEXT or r == "text"]
     names = list(profiles)
     is_in_order = [names.index(name) for name in texts] == sorted(map(names.index, texts))
     is_named = all(_name_score(form[role], roles[role][0]) == _NAMED for role in form.roles[:2]
@@ -221,19 +221,19 @@ def _score(column: Column, name: str, profile: str, form: Form) -> float | None:
     is_named = by_name >= _WEAK
     if form.is_pair and column.role in ("text", "text_pair") and len(column.names) > 1:
         by_name = min(by_name, _SIMILAR)  # either text may be the first
-    if column.kind is Kind.ARTICLES:
+    if column.kind is CellKind.ARTICLES:
         return None  # found by its name, or not at all
     if (
-        column.kind is Kind.IMAGE
+        column.kind is CellKind.IMAGE
         and profile in ("codes", "words")
         and {*words_of(name)} & _IMAGE_WORDS
     ):
         return _SIMILAR
-    if column.kind in (Kind.TOKEN_IDS, Kind.IMAGE) or (
+    if column.kind in (CellKind.TOKEN_IDS, CellKind.IMAGE) or (
         column.role in ("starts", "is_impossible", "id", "choices.label", "tools")
     ):
         return by_name + 0.5 if is_named else None
-    if column.kind is Kind.TEXTS or column.role == "choices":
+    if column.kind is CellKind.TEXTS or column.role == "choices":
         return by_name + 0.5 if profile in ("list", "records") else None
     if column.role == "messages":
         return by_name + 0.6 if profile == "records" else None
@@ -250,7 +250,7 @@ def _score(column: Column, name: str, profile: str, form: Form) -> float | None:
             return by_name + 0.5
         by_name = min(by_name, _FEEBLE)  # a label of classes, rather
     kind = "text"
-    if column.is_target and column.kind is not Kind.TEXT and column.role != "answers":
+    if column.is_target and column.kind is not CellKind.TEXT and column.role != "answers":
         kind = "score" if column.role == "score" else "label"
     elif column.role == "answers":
         kind = "answers"
@@ -310,7 +310,7 @@ def _name_score(column: Column, name: str) -> float:
         related |= column_words.TEXT_LIKE if column.role == "text_pair" else frozenset()
     elif column.is_target:
         related = column_words.LABEL_LIKE
-    elif column.kind is Kind.TEXT or column.role == "tokens":
+    elif column.kind is CellKind.TEXT or column.role == "tokens":
         related = column_words.TEXT_LIKE
     if words[-1] in related or name.strip().lower() in related | column.similar_names:
         return _SIMILAR

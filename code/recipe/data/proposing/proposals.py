@@ -20,7 +20,7 @@ from recipe.data.column_settings import (
     quoted,
     sample_cells,
 )
-from recipe.data.columns import Selection, select
+from recipe.data.columns import ColumnSelection, select
 from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.proposing.column_scores import (
@@ -34,8 +34,8 @@ from recipe.data.proposing.column_scores import (
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
+    CellKind,
     Form,
-    Kind,
     TaskSpec,
     normalized,
 )
@@ -61,7 +61,7 @@ class Proposal:
     task: str
     settings: Mapping[str, str]
     """The hyperparameters to add to the job's, without `task`."""
-    selection: Selection
+    selection: ColumnSelection
     score: float
 
     def line(self, with_task: bool) -> str:
@@ -140,7 +140,7 @@ def explained(
     part: Part,
     spec: TaskSpec,
     settings: DataSettings,
-    training: Selection | None = None,
+    training: ColumnSelection | None = None,
 ) -> DataError:
     """Return the refusal of a file for a task that is given, with the lines to give.
 
@@ -239,7 +239,7 @@ def _checked(
                 selection = select(part, spec, dataclasses.replace(settings, **line))
                 _check_cells(part, spec, selection)
             except ColumnsError as error:
-                is_text = len(roles) == 1 and form[next(iter(roles))].kind is Kind.TEXT
+                is_text = len(roles) == 1 and form[next(iter(roles))].kind is CellKind.TEXT
                 if not error.unread or is_text:
                     break
                 ignored = dict.fromkeys([*settings.ignored_columns, *error.unread])
@@ -281,7 +281,7 @@ def _line(
     return dict(sorted(line.items(), key=lambda item: not item[0].startswith(("text", "prompt"))))
 
 
-def _check_cells(part: Part, spec: TaskSpec, selection: Selection) -> None:
+def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None:
     """Raise DataError if columns cannot have their roles by what their first cells hold."""
     values.check_inputs(part, selection)
     if spec.name == "reranking" and not {"score", "negatives"} & {*selection.columns}:
@@ -289,7 +289,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: Selection) -> None:
     for column in selection.form.columns:
         for name in selection.columns.get(column.role, ()):
             cells = sample_cells(part, name)
-            if column.kind is Kind.TEXT and not column.is_repeated:
+            if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "answers" and "starts" not in selection:
                 if not any("start" in str(cell) for cell in cells):

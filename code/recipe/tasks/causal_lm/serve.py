@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from recipe.backend import loading, turns
 from recipe.backend.generation import decoding, options, prompt_groups
 from recipe.backend.generation.decoding import Completion
-from recipe.backend.generation.gathering import Gathering, Part
+from recipe.backend.generation.gathering import GenerationGroups, GroupMembers
 from recipe.backend.generation.prompts import Prompts
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, Prepared, Request
+from recipe.backend.requests.payloads import Answers, PreparedRequest, Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
@@ -51,7 +51,7 @@ class Generator(ServedTask):
     prompts: Prompts
     merges: bool = False
     """Whether prompts of several lengths may share a call of `generate`."""
-    gathering: Gathering = field(default_factory=Gathering)
+    gathering: GenerationGroups = field(default_factory=GenerationGroups)
 
     @classmethod
     def load(cls, origin: Origin) -> Generator:
@@ -86,10 +86,10 @@ class Generator(ServedTask):
         parameters = {"max_tokens": NEW_TOKENS, "temperature": 0}
         return [Request(inputs=[prompt], parameters=parameters) for prompt in prompts]
 
-    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
         return list(prepared.work[0].ids)
 
-    def continue_prompt(self, prepared: Prepared) -> list[int]:
+    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
         ((text,),) = prompt_groups.write(self.loaded, prepared.work, lambda: None)
         return [token.id for token in text.tokens]
 
@@ -109,10 +109,10 @@ class Generator(ServedTask):
         described["bodies"]["settings"] = [*options.PARAMETERS]
         return described
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         return self.prompts.prepare(request)
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a list of texts for each prompt, `{"text", "finish", "tokens"}`;
         with `stream` an iterator over the only text, each time with the token that was added, what
         it `added`, and the number of `prompt_tokens`. If predictions take turns, an answer that is
@@ -134,13 +134,13 @@ class Generator(ServedTask):
         tokenizer = self.loaded.tokenizer
         return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
 
-    def _stream(self, prepared: Prepared) -> Iterator[dict[str, Any]]:
+    def _stream(self, prepared: PreparedRequest) -> Iterator[dict[str, Any]]:
         for text in prompt_groups.events(self.loaded, *prepared.work):
             last = replace(text, tokens=text.tokens[-1:])
             added = {"added": last.tokens[0].text, "prompt_tokens": prepared.tokens}
             yield {**_plain_text(last, self._names), **added}
 
-    def _answer(self, parts: Sequence[Part]) -> Any:
+    def _answer(self, parts: Sequence[GroupMembers]) -> Any:
         texts = self.gathering.results(parts)
         return Answers([[_plain_text(text, self._names) for text in some] for some in texts])
 

@@ -15,9 +15,9 @@ from recipe.spec import (
     SUMMARY_PAIRS,
     TEXT,
     TOKEN_IDS,
+    CellKind,
     Column,
     Form,
-    Kind,
     Model,
     Served,
     TaskSpec,
@@ -36,14 +36,14 @@ _SYSTEM = Column(
 _PROMPT = Column(
     role="prompt",
     names=PROMPT_NAMES,
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     setting="prompt_column",
     similar_names=column_words.QUESTIONS,
 )
 _COMPLETION = Column(
     role="completion",
     names=COMPLETION_NAMES,
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     setting="completion_column",
     similar_names=column_words.ANSWERS,
     is_target=True,
@@ -66,7 +66,7 @@ _TOPICS = ("category", "topic", "original_question")
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
-    Column(role="input", names=("input", "context"), kind=Kind.TEXT),  # Dolly's context
+    Column(role="input", names=("input", "context"), kind=CellKind.TEXT),  # Dolly's context
     replace(_COMPLETION, names=("output", "response"), setting=""),
     _SYSTEM,
 ), extras=_TOPICS)  # fmt: skip

@@ -19,7 +19,7 @@ from recipe.data.files.part import HeaderHint, Part, is_binary
 from recipe.data.labels import LabelShape
 from recipe.data.layout import sources
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.errors import DataError, Problems, listed
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -82,7 +82,7 @@ def _read(path: Path, header: HeaderHint) -> Part:
     )
 
 
-def _images(file: Read, settings: DataSettings, notes: list[str]) -> Part:
+def _images(file: ReadFile, settings: DataSettings, notes: list[str]) -> Part:
     """Return the images that a table holds or names, without rows that have no label.
 
     Raises:

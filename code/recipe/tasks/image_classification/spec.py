@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from recipe.option_fields import option
-from recipe.spec import LABEL, Column, Form, Kind, Model, TaskSpec
+from recipe.spec import LABEL, CellKind, Column, Form, Model, TaskSpec
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "pixels", "jpg", "jpeg", "png", "image_bytes")
 _IMAGE = Column(
     role="image",
     names=(*_IMAGE_NAMES, *(f"{name}.bytes" for name in _IMAGE_NAMES)),
-    kind=Kind.IMAGE,
+    kind=CellKind.IMAGE,
     setting="image_column",
 )
 _FILE = Column(
     role="image",
     names=("file_name", "image.path"),
     names_of_task=("filename", "file", "image_path", "path", "image_file"),
-    kind=Kind.IMAGE,
+    kind=CellKind.IMAGE,
     setting="image_column",
     is_content=False,
 )

@@ -12,11 +12,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import ADDRESS
-from recipe.data.columns import Selection
+from recipe.data.columns import ColumnSelection
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, describe_files, read_columns
+from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.data.relevance import QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.settings import DataSettings
@@ -56,7 +56,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     reading.converted(_check_columns)
     kind = _answer_kind(reading.files_of("train"))
 
-    def answered(file: Read) -> pa.Table:
+    def answered(file: ReadFile) -> pa.Table:
         def rows() -> Iterator[dict[str, Any]]:
             for number, row in _rows(file.part, file.columns):
                 scores = [0.0] * len(row.choices)
@@ -75,7 +75,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     return DataSets(**splits, notes=[*notes, rule])
 
 
-def _check_columns(file: Read) -> None:
+def _check_columns(file: ReadFile) -> None:
     """Raise DataError if the choices are not lists, or their columns are not numbered in order."""
     part, columns = file.part, file.columns
     numbers = [int(match[0]) for name in columns.columns.get(_ENDINGS, ())
@@ -133,7 +133,7 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
     return fitting
 
 
-def _answer_kind(files: Sequence[Read]) -> str:
+def _answer_kind(files: Sequence[ReadFile]) -> str:
     """Return the only kind of answers by which each of the training data names a choice.
 
     Raises:
@@ -155,7 +155,7 @@ def _answer_kind(files: Sequence[Read]) -> str:
     return possible[0]
 
 
-def _rows(part: Part, columns: Selection) -> Iterator[tuple[int, _Row]]:
+def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
     """Yield the rows of a part with their numbers.
 
     Raises:

@@ -15,7 +15,7 @@ from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
     Inputs,
-    Prepared,
+    PreparedRequest,
     Request,
     read_record,
 )
@@ -48,7 +48,7 @@ class Chooser(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[{"question": text, "choices": ["a", "b"]}])
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(set(), "multiple-choice")
         inputs = request.read(a_question)
         owners = [index for index, (*_, choices) in enumerate(inputs.values) for _ in choices]
@@ -60,7 +60,7 @@ class Chooser(ServedTask):
         truncated = sorted({owners[index] for index in prepared.truncated})
         return replace(prepared, request=request, inputs=inputs, truncated=truncated)
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.
 
         Scores are the softmax over the choices, in their order.

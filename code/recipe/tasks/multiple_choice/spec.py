@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipe.spec import INT8_OPTIONS, Column, Form, Kind, Model, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Model, Served, TaskSpec
 
 _CONTEXT = Column(
     role="context",
     names=("context", "sent1", "article", "passage", "paragraph", "support", "premise"),
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     is_optional=True,
 )
 _QUESTION = Column(
     role="question",
     names=("question", "sent2", "question.stem", "question_stem", "query", "ctx"),
     names_of_task=("sentence", "goal", "prompt"),
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     setting="text_column",
 )
 _ANSWER = Column(
@@ -28,12 +28,12 @@ _ANSWER = Column(
 _CHOICES = Column(
     role="choices", names=("choices", "choices.text", "question.choices", "options", "endings")
 )
-_TEXTS = replace(_CHOICES, kind=Kind.TEXTS)
+_TEXTS = replace(_CHOICES, kind=CellKind.TEXTS)
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
     role="endings",
     names=("ending", "choice", "option", "answer", "sol", "solution"),
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     is_repeated=True,
     is_numbered=True,
 )
@@ -43,7 +43,7 @@ _LETTERED = Column(
         *("a", "b", "c", "d", "e", "opa", "opb", "opc", "opd"),
         *(f"{name}.{letter}" for name in ("options", "choices") for letter in "abcdefghij"),
     ),
-    kind=Kind.TEXT,
+    kind=CellKind.TEXT,
     is_repeated=True,
 )
 

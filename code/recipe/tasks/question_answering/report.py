@@ -21,7 +21,7 @@ _NONE = "(no answer)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class SpanAnswer:
     """The model's answer to a question."""
 
     text: str
@@ -41,7 +41,7 @@ class Answer:
         return max(word_f1(text, self.text) for text in self.true or [""])
 
 
-def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
+def scores(answers: Sequence[SpanAnswer], has_unanswerable: bool) -> dict[str, float]:
     """Return percentages: exact_match and f1 of all questions. If some have no answer, also both of
     those that have one, and no_answer: the share of the others that got none."""
     metrics = {"exact_match": _mean([answer.exact for answer in answers]),
@@ -66,7 +66,7 @@ def find(
     windows: Windows,
     rows: Sequence[Mapping[str, Any]],
     may_be_none: bool,
-) -> list[Answer]:
+) -> list[SpanAnswer]:
     """Return the best answer to each question over its windows, as transformers' run_qa.py does.
 
     Args:
@@ -90,7 +90,7 @@ def find(
     for row, none, (score, begin, stop) in zip(rows, nothing, best, strict=True):
         is_none = score == -np.inf or (may_be_none and none > score)
         text = "" if is_none else row["context"][begin:stop]
-        answers.append(Answer(text=text, start=-1 if is_none else begin, true=row["answers"]))
+        answers.append(SpanAnswer(text=text, start=-1 if is_none else begin, true=row["answers"]))
     return answers
 
 
@@ -100,7 +100,7 @@ class FoundAnswers(PredictedAnswers):
 
     ids: Sequence[str]
     questions: Sequence[str]
-    answers: Sequence[Answer]
+    answers: Sequence[SpanAnswer]
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the number and id of each question, the answer, its start, and the true answers."""

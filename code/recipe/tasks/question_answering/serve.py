@@ -13,7 +13,13 @@ from transformers import AutoModelForQuestionAnswering
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, read_record
+from recipe.backend.requests.payloads import (
+    Answers,
+    BadRequest,
+    PreparedRequest,
+    Request,
+    read_record,
+)
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.answer_spans import likeliest
@@ -52,7 +58,7 @@ class QuestionAnswerer(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[{"question": "Is it?", "context": text}])
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
         inputs = request.read(question_and_context)
@@ -68,7 +74,7 @@ class QuestionAnswerer(ServedTask):
             read += sum(lengths)
             bounds.hold(Bound.ROWS, len(sizes))
             bounds.hold(Bound.READ, read)
-        return Prepared(request=request, inputs=inputs, sizes=sizes, work=work)
+        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=work)
 
     def _windows(
         self, question: str, context: str, parameters: Mapping[str, Any]
@@ -107,7 +113,7 @@ class QuestionAnswerer(ServedTask):
         encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
         return len(encoded["input_ids"])
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
         start and end are characters of the context; with `top_k` a list of the best."""
         parts = itertools.chain.from_iterable(prepared.work for prepared in requests)

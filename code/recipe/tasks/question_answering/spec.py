@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipe.option_fields import NOT_BELOW_0, Effect, option
-from recipe.spec import INT8_OPTIONS, Column, Form, Kind, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Served, TaskSpec
 
 _ARTICLES = Column(
-    role="articles", names=("paragraphs", "data"), kind=Kind.ARTICLES, is_content=False
+    role="articles", names=("paragraphs", "data"), kind=CellKind.ARTICLES, is_content=False
 )
-_QUESTION = Column(role="question", names=("question", "query"), kind=Kind.TEXT)
+_QUESTION = Column(role="question", names=("question", "query"), kind=CellKind.TEXT)
 _CONTEXT = Column(
-    role="context", names=("context", "passage", "paragraph", "document"), kind=Kind.TEXT
+    role="context", names=("context", "passage", "paragraph", "document"), kind=CellKind.TEXT
 )
 _ANSWER_NAMES = (
     *("answers.text", "answer.text", "answer_text", "answers", "answer", "answer_texts"),

@@ -26,7 +26,7 @@ from recipe.batching import groups
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance, values
-from recipe.data.files.part import Gathering
+from recipe.data.files.part import RowGatherer
 from recipe.data.files.spool import spooled
 from recipe.data.relevance import PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
@@ -268,7 +268,7 @@ def _query_groups(rows: pa.Table) -> Iterator[pa.Table]:
     numbers, _ = pd.factorize(np.concatenate(hashes))  # in the order of first appearance
     order = np.argsort(numbers, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(numbers[order])) + 1, len(order))
-    gathering, start = Gathering(rows), 0
+    gathering, start = RowGatherer(rows), 0
     while start < len(order):
         # Chunks hold whole queries. Different queries with the same hash are in one chunk and are
         # separated here.

@@ -24,7 +24,7 @@ from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
     Inputs,
-    Prepared,
+    PreparedRequest,
     Request,
     a_text,
 )
@@ -65,15 +65,15 @@ class Embedder(ServedTask):
         """Return the numbers of a vector."""
         return self.loaded.width
 
-    def encode(self, request: Request, inputs: Inputs) -> Prepared:
+    def encode(self, request: Request, inputs: Inputs) -> PreparedRequest:
         """Return the tokens of each text."""
         return self.loaded.encode(request, inputs)
 
-    def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
         """Return the vectors of each request's texts, at full width and not normalized."""
         return self.loaded.rows(prepared, Reading.MEAN)
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.renamed(_SAME)
         request = request.checked(self.parameters, "feature-extraction")
         compared = ranking.parts(request)
@@ -92,7 +92,7 @@ class Embedder(ServedTask):
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
         return self.encode(request, inputs)
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a vector for each text; of `{"source_sentence", "sentences"}` the
         cosine of each sentence's vector to the source's."""
         answers: list[Any] = []
@@ -180,7 +180,7 @@ class SentenceVectors(Embedder):
     def width(self) -> int:
         return int(self.model.get_embedding_dimension() or 0)
 
-    def encode(self, request: Request, inputs: Inputs) -> Prepared:
+    def encode(self, request: Request, inputs: Inputs) -> PreparedRequest:
         """Tokenize each text after its prompt, as the library does.
 
         Raises:
@@ -218,7 +218,7 @@ class SentenceVectors(Embedder):
 
         return self.loaded.encode(request, inputs, prompt, tokenize=tokenize)
 
-    def rows(self, prepared: Sequence[Prepared]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
         """Return the vectors. Texts whose pooling leaves out as many tokens of a prompt are
         computed together."""
         alike: dict[int | None, list[TokenRow]] = {}
@@ -244,7 +244,7 @@ class TokenFeatures(ServedTask):
     served = replace(SPECS[0].served["feature-extraction"], routes=())
     loaded: LoadedModel
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.renamed({"truncate": "truncation"})
         known = {"truncation", "truncation_direction", "max_length"}
         request = request.checked(known, "feature-extraction")
@@ -253,7 +253,7 @@ class TokenFeatures(ServedTask):
         bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
         return prepared
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a matrix of [1, tokens, hidden size] for each text, special
         tokens included, as transformers' pipeline answers; of a text in no list that matrix alone.
         """

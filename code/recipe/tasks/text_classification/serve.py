@@ -19,7 +19,7 @@ from recipe.backend.requests.payloads import (
     BadRequest,
     Inputs,
     Label,
-    Prepared,
+    PreparedRequest,
     Request,
     Text,
     a_text,
@@ -86,7 +86,7 @@ class Classifier(ServedTask):
         """Describe the model with `labels`, the number of its classes."""
         return super().describe() | {"labels": self.loaded.model.config.num_labels}
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
         inputs: Inputs | None = ranking.pairs(request, labels)
@@ -127,7 +127,7 @@ class Classifier(ServedTask):
         cells = read_record(value, [trained, *forms] if columns else forms)
         return (cells["text"], cells["text_pair"]) if "text_pair" in cells else str(cells["text"])
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request an answer for each text: its best label; with `top_k` a list of
         its best labels (null: all); with `threshold` a list of those that reach it. Of `{"query",
         "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the score of

@@ -12,7 +12,7 @@ from recipe.data import held_out, values
 from recipe.data.column_names import ADDRESS, SOURCE, TARGET, plain
 from recipe.data.files.part import is_string
 from recipe.data.held_out import DataSets
-from recipe.data.reading import Read, only, read_columns
+from recipe.data.reading import ReadFile, only, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -46,7 +46,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     return DataSets(**uses, notes=[*notes, *findings])
 
 
-def _texts(file: Read, checks_languages: bool, notes: list[str]) -> pa.Table:
+def _texts(file: ReadFile, checks_languages: bool, notes: list[str]) -> pa.Table:
     """Return the rows with both texts; a note counts the others."""
     part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
     for field in part.table.schema if checks_languages else ():

@@ -20,11 +20,11 @@ from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.generation import decoding
 from recipe.backend.generation.decoding import Pauses
-from recipe.backend.generation.gathering import Gathering, Part, Source
+from recipe.backend.generation.gathering import GenerationGroups, GroupMembers, TokenizedInput
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
@@ -64,7 +64,7 @@ class TextGenerator(ServedTask):
     """The largest lengths and number of beams."""
     languages: Mapping[str, int]
     """The token of each language of a multilingual model; empty for other models."""
-    gathering: Gathering = field(default_factory=Gathering)
+    gathering: GenerationGroups = field(default_factory=GenerationGroups)
 
     @classmethod
     def load(
@@ -121,16 +121,16 @@ class TextGenerator(ServedTask):
         requests = map(self.example, PROMPTS)
         return [replace(one, parameters={**one.parameters, **longer}) for one in requests]
 
-    def prompt_ids(self, prepared: Prepared) -> Sequence[int]:
+    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
         return list(prepared.work[0][0])
 
-    def continue_prompt(self, prepared: Prepared) -> list[int]:
+    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
         token_ids, options = prepared.work
-        (output,) = self._generate(options, [Source(0, token_ids[0])], lambda: None)
+        (output,) = self._generate(options, [TokenizedInput(0, token_ids[0])], lambda: None)
         tokens: list[int] = output.tolist()
         return tokens
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         inputs = request.read(a_text)
         generation: Any = self.loaded.model.generation_config
@@ -199,7 +199,7 @@ class TextGenerator(ServedTask):
             options.pop("seed", None)
         return options
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return the generated texts of each request, under the task's name.
 
         Texts of equal parameters are generated together. If predictions take turns, an answer is a
@@ -215,7 +215,7 @@ class TextGenerator(ServedTask):
             if penalty not in (None, 1.0) or generation.encoder_no_repeat_ngram_size:
                 # Penalties on tokens of the source would apply to its padding, too.
                 size = 1
-            sources = [Source(index, ids) for index, ids in enumerate(token_ids)]
+            sources = [TokenizedInput(index, ids) for index, ids in enumerate(token_ids)]
             alike: Any = object()
             # The samples drawn for a text depend on those drawn for its neighbours.
             if options.get("seed") is None:
@@ -226,12 +226,15 @@ class TextGenerator(ServedTask):
             later.append(partial(self._answer, prepared, parts))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _answer(self, prepared: Prepared, parts: Sequence[Part]) -> Answers:
+    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Answers:
         texts = self.gathering.results(parts)
         return Answers([{_NAMES[self.task]: text} for text in texts], prepared.truncated)
 
     def _write(
-        self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
+        self,
+        options: Mapping[str, Any],
+        sources: Sequence[TokenizedInput],
+        pause: Callable[[], None],
     ) -> list[str]:
         """Generate the text of each source, with a pause after each token."""
         output = self._generate(options, sources, pause)
@@ -239,7 +242,10 @@ class TextGenerator(ServedTask):
         return texts
 
     def _generate(
-        self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
+        self,
+        options: Mapping[str, Any],
+        sources: Sequence[TokenizedInput],
+        pause: Callable[[], None],
     ) -> torch.Tensor:
         """Return the tokens of each source's text, shape (texts, tokens)."""
         model, tokenizer = self.loaded.model, self.loaded.tokenizer

@@ -9,18 +9,18 @@ from recipe.spec import (
     COMPLETION_NAMES,
     PROMPT_NAMES,
     SUMMARY_PAIRS,
+    CellKind,
     Column,
     Form,
-    Kind,
     Model,
     Served,
     TaskSpec,
 )
 
 SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
-SOURCE = Column(role="source", names=("source",), kind=Kind.TEXT, setting="text_column")
+SOURCE = Column(role="source", names=("source",), kind=CellKind.TEXT, setting="text_column")
 TARGET = Column(
-    role="target", names=("target",), kind=Kind.TEXT, setting="label_column", is_target=True
+    role="target", names=("target",), kind=CellKind.TEXT, setting="label_column", is_target=True
 )
 _SUMMARIES = Form(
     (SOURCE, TARGET),

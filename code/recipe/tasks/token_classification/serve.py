@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification
 from recipe.backend import bounds, loading, pipelines, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, Prepared, Request, a_text
+from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -47,7 +47,7 @@ class Tagger(ServedTask):
         pipeline.gather_pre_entities = pause_and_gather
         return cls(loaded=loaded, pipeline=pipeline)
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "token-classification")
         limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
         shared = request.parameters.get("stride")
@@ -89,11 +89,11 @@ class Tagger(ServedTask):
             bounds.hold(Bound.READ, read)
             if shared is None and sizes[-1] >= limit and self.loaded.is_longer(text, limit):
                 truncated.append(index)
-        return Prepared(
+        return PreparedRequest(
             request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=chunks
         )
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a list of entities for each text, as transformers' pipeline makes
         them: `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
         (characters); with an aggregation_strategy `entity_group` instead of entity and index.

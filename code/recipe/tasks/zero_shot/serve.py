@@ -17,7 +17,7 @@ from recipe.backend.requests.payloads import (
     Answers,
     BadRequest,
     Inputs,
-    Prepared,
+    PreparedRequest,
     Request,
     a_text,
 )
@@ -63,7 +63,7 @@ class ZeroShot(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[text], parameters={"candidate_labels": ["a", "b"]})
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "zero-shot-classification")
         inputs = request.read(a_text)
         count = len(inputs.values)
@@ -99,7 +99,7 @@ class ZeroShot(ServedTask):
             raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
         return [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
 
-    def predict(self, requests: Sequence[Prepared]) -> list[Any]:
+    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request `{"sequence", "labels", "scores"}` for each text, the best label
         first.
 
