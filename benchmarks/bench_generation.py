@@ -39,7 +39,7 @@ from common import (
     amphora_server,
     cpu_seconds,
     free_port,
-    memory_mb,
+    memory,
     parser,
     table,
     take_turns,
@@ -152,7 +152,7 @@ def run_pass(server: Server, prompts: list[Prompt], start: float) -> Pass:
         raise RuntimeError(f"{server.name} answered {errors[0]}")
     return Pass(
         texts, seconds, cpu_seconds(server.tree()) - cpu, cpu_seconds(front) - front_cpu,
-        statistics.median(firsts), max(firsts), memory_mb(server.tree()), start,
+        statistics.median(firsts), max(firsts), memory(server.tree()), start,
     )  # fmt: skip
 
 

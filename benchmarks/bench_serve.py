@@ -32,7 +32,7 @@ from common import (
     Server,
     amphora_server,
     cpu_seconds,
-    memory_mb,
+    memory,
     minilm,
     parser,
     table,
@@ -131,7 +131,7 @@ def measure(
                 f"p99 ms, {clients} clients": load["p99"],
                 f"CPU-ms a request, {clients} clients": spent * 1000 / max(1, answered),
             }
-        results["MB of all processes (PSS)"] = memory_mb(server.tree())
+        results["MB of all processes (PSS)"] = memory(server.tree())
     return results
 
 

@@ -19,8 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-ROOT = Path(__file__).resolve().parents[1]
-CODE = ROOT / "code"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.paths import CODE as CODE
+from tests.support.paths import ROOT as ROOT
+from tests.support.ports import free_port as free_port
+from tests.support.processes import descendants, read_stats, send
+from tests.support.processes import memory as memory
+
 START_SECONDS = 300
 """Until a server must have answered."""
 Name = TypeVar("Name")
@@ -112,35 +118,10 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT / "container"), *filter(None, [others])])
 
 
-def free_port() -> int:
-    """Return a port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def process_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name, state first; [] if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return []
-
-
 def cpu_seconds(pids: Sequence[int]) -> float:
     """Return the user and system time of processes."""
-    stats = filter(None, map(process_stat, pids))
-    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
-
-
-def memory_mb(pids: Sequence[int]) -> float:
-    """Return the memory (PSS) of processes, which counts shared pages once."""
-    kilobytes = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return kilobytes / 1024
+    fields = [fields for pid, fields in read_stats().items() if pid in pids]
+    return sum(int(row[11]) + int(row[12]) for row in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def inputs_body(texts: Sequence[str]) -> Any:
@@ -217,8 +198,7 @@ class Server:
         """End whatever still runs."""
         assert self.process is not None
         for pid in self.tree():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
         self.process.wait()
 
     def request(self, body: Any, seconds: float = 120) -> Any:
@@ -243,12 +223,9 @@ class Server:
         """Return its processes: those of its session, since some servers reparent processes to
         init, and their descendants, since some open sessions of their own."""
         assert self.process is not None
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        stats = {pid: fields for pid in pids if (fields := process_stat(pid))}
-        tree = {pid for pid, fields in stats.items() if fields[3] == str(self.process.pid)}
-        while more := {pid for pid, fields in stats.items() if int(fields[1]) in tree} - tree:
-            tree |= more
-        return sorted(tree)
+        session = str(self.process.pid)
+        tree = [pid for pid, fields in read_stats().items() if fields[3] == session]
+        return sorted({*tree, *descendants(*tree)})
 
 
 def await_closed(port: int) -> None:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ordeal.common import Trial, configure, failure, start
+from ordeal.common import Trial, failure, start
+from tests.support.job_tree import Tree
 
 OUTSIDE = "nothing is written outside, and no link leads out"
 BOUNDED = "what is unpacked is bounded in size, and in time (20 s)"
@@ -186,7 +187,9 @@ def _processes(trial: Trial, archive: Path) -> None:
             member.size = 0 if link else 5
             tar.addfile(member, None if link else io.BytesIO(b"owned"))
     base = trial.folder / "job"
-    configure(base, {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(archive)})
+    Tree(base).configure(
+        {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(archive)}
+    )
     log = trial.folder / "train.log"
     code = start(base, "train", log).wait(60)
     text = failure(base)

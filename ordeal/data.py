@@ -19,7 +19,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from ordeal.channels import CHANNEL, CONFIG, ROWS
-from ordeal.common import Trial, configure, failure, make_model, start
+from ordeal.common import Trial, failure, make_model, start
+from tests.support.job_tree import Tree
 
 ERRORS = "a channel is read, or refused by an error that names a file, a channel or a key"
 RIGHT = "well-formed rows are read unchanged"
@@ -167,8 +168,8 @@ def _rows(trial: Trial, rows: list[tuple[str, str]]) -> None:
 def _process(trial: Trial, number: int, files: dict[str, bytes], model: Path) -> None:
     base = trial.folder / f"job-{number}"
     shutil.copytree(_written(trial, files), base / "input" / "data" / "train", symlinks=True)
-    configure(
-        base, {"model_name_or_path": str(model), "max_steps": 1}, inputdataconfig={"train": {}}
+    Tree(base).configure(
+        {"model_name_or_path": str(model), "max_steps": 1}, inputdataconfig={"train": {}}
     )
     code = start(base, "train", trial.folder / f"job-{number}.log").wait(120)
     message = failure(base).partition("\n\n")[0]

@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ordeal.common import (
-    Trial,
-    configure,
-    failure,
-    make_model,
-    start,
-    write_reviews,
-)
+from ordeal.common import Trial, failure, make_model, start
 from ordeal.serving import Server
+from tests.support.job_tree import Tree
+from tests.support.words import write_reviews
 
 FULL = "on a disk of any size a training ends well, or with words about the space, and no model"
 LOCKED = "a read-only folder is an error that names it"
@@ -67,7 +62,7 @@ def _job(trial: Trial, name: str, model: Path, data: Path) -> Path:
         "model_name_or_path": str(model), "epochs": 1, "batch_size": 8, "save_steps": 3,
         "max_length": 16, "save_total_limit": 3,
     }  # fmt: skip
-    configure(base, hyperparameters, inputdataconfig={"train": {}})
+    Tree(base).configure(hyperparameters, inputdataconfig={"train": {}})
     (base / "input" / "data").mkdir(parents=True)
     (base / "input" / "data" / "train").symlink_to(data)
     return base
@@ -175,13 +170,13 @@ def _served(trial: Trial, number: int, good: Path, expected: str) -> None:
     server = Server(undamaged, workers=1)
     try:
         with server:
-            status, body = server.invoke()
+            status, body = server.post()
             same = status == 200 and json.loads(body) == json.loads(expected)
             trial.count("served in spite of it")
             trial.check(SERVED, same, (done, status, body, expected))
     except AssertionError:
         server.process.wait()
-        text = server.text
+        text = server.log
         last = text.strip().splitlines()[-1]
         trial.count("refused to serve")
         trial.check(SERVED, "cannot be served" in last or "holds" in last, (done, last))
@@ -203,4 +198,4 @@ def _answer_of(trial: Trial, model: Path) -> str:
     undamaged = Trial.begin("disk/undamaged", [], trial.folder / "undamaged", 0, True)
     shutil.copytree(model, undamaged.folder / "model")
     with Server(undamaged, workers=1) as server:
-        return server.invoke()[1].decode()
+        return server.post()[1].decode()

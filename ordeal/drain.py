@@ -37,7 +37,7 @@ def _round(trial: Trial, server: Server) -> None:
         began = time.monotonic()
         code = server.stop()
         seconds = time.monotonic() - began
-    trial.check(ENDS, code == 0 and seconds < 28, (code, seconds, server.text[-1000:]))
+    trial.check(ENDS, code == 0 and seconds < 28, (code, seconds, server.log[-1000:]))
     trial.longest("longest end, s", seconds)
 
 

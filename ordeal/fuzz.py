@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ordeal.common import ROOT, Trial, clean_environ
+from ordeal.common import ROOT, Trial
+from tests.support.job_tree import clean_environ
 
 READ = "bytes are read, or refused by the error that the reader documents"
 BOUNDED = "no bytes (at most 64 KiB) take a reader longer than 10 s, or more than 2 GB"

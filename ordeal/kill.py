@@ -13,8 +13,9 @@ import re
 import signal
 import time
 
-from ordeal.common import Trial, exit_code, kill_tree, send
+from ordeal.common import Trial, exit_code
 from ordeal.trainings import KINDS, Job, make_material
+from tests.support.processes import kill_tree, send
 
 WEIGHTS = (
     "a disturbed training ends with the undisturbed one's weights, bit for bit; one that goes on "

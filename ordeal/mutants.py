@@ -31,9 +31,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support import preloading
 
 from ordeal.common import ROOT, exit_code
+from tests.support import preloading
 
 WORK = ROOT if ROOT.name == "tree" else ROOT / "build" / "mutants" / "tree"
 OUT = WORK.parent

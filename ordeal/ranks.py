@@ -19,19 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ordeal.common import (
-    ROOT,
-    Trial,
-    configure,
-    descendants,
-    failure,
-    kill_tree,
-    make_model,
-    send,
-    start,
-    wait_until,
-    write_reviews,
-)
+from ordeal.common import ROOT, Trial, failure, make_model, start
+from tests.support.job_tree import Tree
+from tests.support.processes import descendants, kill_tree, send
+from tests.support.until import wait_until
+from tests.support.words import write_reviews
 
 ENDS = "every host ends within 90 s, none with exit code 0"
 CAUSE = "the first line of the failure names the cause: the signal, the exception, or the lost host"
@@ -124,7 +116,7 @@ def _prepared(base: Path, script: str = SCRIPT, more: dict[str, Any] | None = No
               **files: object) -> Path:  # fmt: skip
     hyperparameters: dict[str, Any] = {"sagemaker_program": "script.py", **(more or {})}
     hyperparameters["sagemaker_torch_distributed_enabled"] = "true"
-    configure(base, hyperparameters, **files)
+    Tree(base).configure(hyperparameters, **files)
     (base / "code").mkdir()
     (base / "code" / "script.py").write_text(script)
     return base

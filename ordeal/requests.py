@@ -58,8 +58,8 @@ def run(trial: Trial) -> None:
     trial.check(OTHERS, not healthy.wrong, healthy.wrong[:3])
     trial.promises[OTHERS].times += healthy.answered
     trial.figure("longest healthy answer, s", round(healthy.longest, 2))
-    matches = re.findall(r"^\w*Error.*$|^.*internal_error.*$", server.text, re.MULTILINE)
-    trial.check(ALIVE, "Traceback" not in server.text, matches[-3:] or server.text[-2000:])
+    matches = re.findall(r"^\w*Error.*$|^.*internal_error.*$", server.log, re.MULTILINE)
+    trial.check(ALIVE, "Traceback" not in server.log, matches[-3:] or server.log[-2000:])
 
 
 def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
@@ -115,7 +115,7 @@ def _slow(trial: Trial, server: Server) -> None:
             with contextlib.suppress(OSError):
                 sock.sendall(b"x")
         time.sleep(0.2)
-    trial.check(OTHERS, server.invoke()[0] == 200, "beside slow clients")
+    trial.check(OTHERS, server.post()[0] == 200, "beside slow clients")
     for sock in socks:
         sock.close()
 

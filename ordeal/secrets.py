@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ordeal.common import PLANTED, Trial, configure, failure, start
+from ordeal.common import PLANTED, Trial, failure, start
 from ordeal.serving import Server
+from tests.support.job_tree import Tree
 
 NOWHERE = "no log, failure text, report, metric or response holds a planted secret"
 USED = "the script itself still gets them"
@@ -68,7 +69,7 @@ def _is_output(path: Path) -> bool:
 
 def _script(trial: Trial) -> None:
     base = trial.folder / "script"
-    configure(base, {"sagemaker_program": "script.py", **HYPERPARAMETERS})
+    Tree(base).configure({"sagemaker_program": "script.py", **HYPERPARAMETERS})
     (base / "code").mkdir()
     (base / "code" / "script.py").write_text(SCRIPT)
     (base / "code" / "notes.txt").write_text(f"aws_access_key_id = {KEY}\n")
@@ -81,7 +82,7 @@ def _script(trial: Trial) -> None:
 
 def _install(trial: Trial) -> None:
     base = trial.folder / "install"
-    configure(base, {"sagemaker_program": "script.py"})
+    Tree(base).configure({"sagemaker_program": "script.py"})
     (base / "code").mkdir()
     (base / "code" / "script.py").write_text("pass")
     (base / "code" / "requirements.txt").write_text(f"--index-url {URL}\nno-such-dist==9\n")
@@ -96,7 +97,7 @@ def _handlers(trial: Trial) -> None:
     code.mkdir(parents=True)
     (code / "inference.py").write_text(HANDLERS)
     with Server(handlers_trial, 1, MY_API_KEY="planted-in-the-model's-environment-6") as server:
-        status, body = server.invoke()
+        status, body = server.post()
         (trial.folder / "response.txt").write_bytes(body)
-        (trial.folder / "metrics.txt").write_bytes(server.request("GET", "/metrics")[1])
+        (trial.folder / "metrics.txt").write_bytes(server.http.get("/metrics").content)
     trial.check(USED, status == 400 and b"bad body" in body, (status, body))

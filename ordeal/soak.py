@@ -6,8 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from ordeal.common import Trial, configure, failure, start, wait_until
+from ordeal.common import Trial, failure, start
 from ordeal.serving import Server
+from tests.support.job_tree import Tree
+from tests.support.until import wait_until
 
 SERVING = "a server's memory (after 1/4 of the time) and descriptors do not grow"
 ZOMBIES = "no process is left behind, alive or a zombie"
@@ -38,7 +40,7 @@ def _serve(trial: Trial, seconds: float) -> None:
         while (passed := time.monotonic() - began) < seconds and trial.has_time():
             for number in range(50):
                 some = texts[: 1 + number % 4]
-                status, _ = server.invoke({"inputs": some * (1 + number % 5)})
+                status, _ = server.post({"inputs": some * (1 + number % 5)})
                 trial.count("requests")
                 if status != 200:
                     trial.check(SERVING, False, f"answer {status}")
@@ -52,7 +54,7 @@ def _serve(trial: Trial, seconds: float) -> None:
         most = 40 if trial.short else 15
         fine = after[0] - settled[0] < most and after[1] <= settled[1] + 2
         trial.check(SERVING, fine, (settled, after))
-        pids = server.pids
+        pids = server.pids()
         trial.check(ZOMBIES, not _zombies(pids), _zombies(pids))
         server.stop()
         wait_until(lambda: not any(map(_status, pids)), 5)
@@ -65,7 +67,7 @@ def _serve(trial: Trial, seconds: float) -> None:
 
 def _train(trial: Trial, count: int) -> None:
     base, tmp = trial.folder / "job", _tmp(trial, "training")
-    configure(base, {"sagemaker_program": "script.py"})
+    Tree(base).configure({"sagemaker_program": "script.py"})
     (base / "code").mkdir()
     (base / "code" / "script.py").write_text(SCRIPT)
     before = _processes()

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ordeal.common import clean_environ, configure, free_port, start, tiny_model, write_reviews
+from ordeal.common import start, tiny_model
+from tests.support.job_tree import Tree, clean_environ
+from tests.support.ports import free_port
+from tests.support.words import write_reviews
 
 SHARDED = {"fsdp": True}
 LORA = {"lora_r": 4, "lora_alpha": 8}
@@ -188,7 +191,7 @@ class Job:
 
     def start_container(self) -> int:
         """Start `amphora train`; return its process id."""
-        configure(self.base, self.hyperparameters, inputdataconfig={"train": {}})
+        Tree(self.base).configure(self.hyperparameters, inputdataconfig={"train": {}})
         channel = self.base / "input" / "data" / "train"
         if not channel.exists():
             shutil.copytree(self.material.train, channel)

@@ -7,8 +7,10 @@ import threading
 import time
 from functools import partial
 
-from ordeal.common import Trial, background_threads, children, send, wait_until
+from ordeal.common import Trial, background_threads
 from ordeal.serving import Server
+from tests.support.processes import children, send
+from tests.support.until import wait_until
 
 BACK = "serving again within 10 s of each kill"
 HONEST = "/ping says 200 only while a worker can answer, and always answers within 2 s"
@@ -29,14 +31,14 @@ def run(trial: Trial) -> None:
                 time.sleep(trial.random.uniform(0.1, 3))
                 _kill(trial, server)
                 began = time.monotonic()
-                wait_until(lambda: server.invoke(timeout=30)[0] == 200, 30)
+                wait_until(lambda: server.post(timeout=30)[0] == 200, 30)
                 seconds = time.monotonic() - began
                 trial.check(BACK, seconds < 10, f"{seconds:.1f} s")
                 trial.longest("longest until serving, s", seconds)
 
 
 def _kill(trial: Trial, server: Server) -> None:
-    workers = server.workers
+    workers = server.workers()
     choice = trial.random.randrange(4)
     if choice == 0:
         victims = [*children(server.process.pid), *workers]
@@ -52,7 +54,7 @@ def _kill(trial: Trial, server: Server) -> None:
 
 def _client(trial: Trial, server: Server, stop: threading.Event) -> None:
     while not stop.is_set():
-        status, body = server.invoke()
+        status, body = server.post()
         trial.count(f"answers {status}")
         reasons = (b"worker_died", b"not_ready", b"overloaded")
         is_planned = status == 200 or (status > 0 and any(reason in body for reason in reasons))
@@ -68,5 +70,5 @@ def _pinger(trial: Trial, server: Server, stop: threading.Event) -> None:
         took = time.monotonic() - began
         living = server.metric("amphora_workers")
         # Between both questions a worker may come or go: only a clear contradiction counts.
-        lied = status == 200 and living == 0 and server.ping() == 200 and not server.workers
+        lied = status == 200 and living == 0 and server.ping() == 200 and not server.workers()
         trial.check(HONEST, status in (200, 503) and took < 2 and not lied, (status, took, living))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.preloading import preloading_for_all
 from tests.support.reruns import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks
-from tests.support.words import WORDS
+from tests.support.tiny_models import review_tokenizer, save
 
 # Until all is imported: collections take a tenth of the time that imports take.
 gc.disable()
@@ -40,31 +40,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers, hidden size 32, with a WordPiece tokenizer, saved without a head."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
     folder = tmp_path_factory.mktemp("model") / "tiny-bert"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    digits = [str(digit) for digit in range(10)]
-    pieces = [*special, *WORDS, *digits, *(f"##{digit}" for digit in digits)]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    fast = BertTokenizerFast(tokenizer_object=tokenizer, vocab=vocabulary, model_max_length=64)
-    config = BertConfig(
-        vocab_size=len(pieces),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    BertModel(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return folder
+    return save("BertModel", folder, 0, review_tokenizer(), max_position_embeddings=64,
+                initializer_range=0.02)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,8 @@ from stage import (
     run,
 )
 
+from tests.support.causal_kit import byte_tokenizer
+
 SMALL = {
     "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2,
     "intermediate_size": 256, "max_position_embeddings": 1024, "pad_token_id": 1, "num_labels": 3,
@@ -197,16 +199,8 @@ def four_bits(stage: Stage) -> Values:
 
 def save_decoder(folder: Path) -> None:
     """Save a small random one with a tokenizer of bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    pieces = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="</s>", pad_token="</s>", model_max_length=256
-    )
-    sizes = {**SMALL, "vocab_size": len(pieces), "pad_token_id": 0, "eos_token_id": 0}
+    tokenizer = byte_tokenizer(["</s>"], eos_token="</s>", pad_token="</s>", model_max_length=256)
+    sizes = {**SMALL, "vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 0}
     config = transformers.Qwen3Config(**sizes, num_key_value_heads=1, head_dim=64)
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -2,35 +2,17 @@
 
 from pathlib import Path
 
+from tests.support.tiny_models import save, tokenizer
+
 GOOD, BAD = "a lovely day", "a dreadful day"
 
 
 def save_tiny_model(folder: Path) -> None:
     """A real, untrained BERT of 32 units, with a vocabulary of the data's words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "lovely", "dreadful", "day", "evening"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        model_max_length=32,
-    ).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
+    reader = tokenizer(32, ["a", "lovely", "dreadful", "day", "evening"], "")
+    kind = "BertForSequenceClassification"
+    save(kind, folder, 0, reader, num_hidden_layers=1, max_position_embeddings=32,
+         initializer_range=0.02)  # fmt: skip
 
 
 def save_data(folder: Path) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from ordeal.common import CAMPAIGNS, Trial
 
 from ordeal import licences
+from ordeal.common import CAMPAIGNS, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("disk", "kill", "drain", "soak", "load", "ranks")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ordeal.common import ROOT, failure, tiny_model, write_reviews
 
+from ordeal.common import ROOT, failure, tiny_model
 from tests.support.jobs import Job
 from tests.support.servers import RECIPE, Running
+from tests.support.words import write_reviews
 
 pytestmark = pytest.mark.heavy
 sys.path.insert(0, str(ROOT / "code"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
@@ -19,7 +20,11 @@ import psutil
 from tests.support.paths import CODE
 from tests.support.ports import free_port
 from tests.support.preloading import PRELOADED
+from tests.support.processes import children, descendants, kill_tree
 from tests.support.until import until
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ECHO = """
     import json
@@ -52,12 +57,23 @@ class Running:
     """A server process, its address and its log; as a context it ends with the block."""
 
     def __init__(
-        self, base: Path, environ: Mapping[str, str], command: Sequence[str] = SERVE
+        self,
+        base: Path,
+        environ: Mapping[str, str],
+        command: Sequence[str] = SERVE,
+        keep_alive: int = 20,
     ) -> None:
+        """
+        Args:
+            keep_alive: Connections that `http` keeps for further requests.
+        """
         self.port = free_port()
         self.log_path = base / "server.log"
-        self._log = self.log_path.open("wb")
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAGEMAKER_", "SM_"))}
+        self._log = self.log_path.open("ab")
+        self._begin = self._log.tell()
+        # Variables of the test run that must not reach it.
+        prefixes = ("SM_", "SAGEMAKER_", "AMPHORA_")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
         if "PRELOADING_SOCKET" in environ:
             # Its model workers are forks of the process with the libraries.
             inherited["PYTHONPATH"] = str(PRELOADED)
@@ -73,9 +89,12 @@ class Running:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=240)
+        limits = httpx.Limits(max_keepalive_connections=keep_alive)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=240, limits=limits
+        )
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -84,9 +103,9 @@ class Running:
     @property
     def log(self) -> str:
         """All that the server and its workers have printed."""
-        return self.log_path.read_text(errors="replace")
+        return self.log_path.read_bytes()[self._begin :].decode(errors="replace")
 
-    def ready(self, timeout: float = 240) -> Running:
+    def ready(self, timeout: float = 240) -> Self:
         """Wait for `/ping` to answer 200."""
 
         def serves() -> bool:
@@ -101,7 +120,7 @@ class Running:
     def listens(self) -> bool:
         """Whether it is this server that listens on the port."""
         with contextlib.suppress(psutil.Error):
-            processes = [psutil.Process(self.process.pid), *children(self.process.pid, True)]
+            processes = [psutil.Process(pid) for pid in self.pids()]
             connections = [item for process in processes for item in process.net_connections("tcp")]
             return any(c.status == "LISTEN" and c.laddr.port == self.port for c in connections)
         return False
@@ -137,8 +156,11 @@ class Running:
 
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""
-        below = children(self.process.pid, True)
-        return [process.pid for process in below if not children(process.pid)]
+        return [pid for pid in self.pids()[1:] if not children(pid)]
+
+    def pids(self) -> list[int]:
+        """Process ids of the server and of everything below it."""
+        return [self.process.pid, *descendants(self.process.pid)]
 
     def wait_for_workers(self, count: int, timeout: float = 240) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
@@ -150,9 +172,11 @@ class Running:
         return self.workers()
 
     def metric(self, name: str) -> float:
-        """A metric that has no labels."""
-        rows = (row.split() for row in self.http.get("/metrics").text.splitlines())
-        return next(float(row[1]) for row in rows if row[:1] == [name])
+        """A metric, summed over its labels."""
+        rows = self.http.get("/metrics").text.splitlines()
+        values = [float(row.rsplit(" ", 1)[1]) for row in rows if re.match(rf"{name}[ {{]", row)]
+        assert values, f"/metrics has no {name}"
+        return sum(values)
 
     def stop(self, timeout: float = 240) -> int:
         """SIGTERM, and the exit code."""
@@ -163,12 +187,8 @@ class Running:
         """Kill the server and what it started, which a server that is killed cannot end."""
         self.http.close()
         if self.process.poll() is None:
-            below = children(self.process.pid, True)
-            self.process.kill()
+            kill_tree(self.process.pid)
             self.process.wait()
-            for process in below:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
         self._log.close()
 
 
@@ -182,13 +202,6 @@ def served(base: Path, preloaded: Mapping[str, str], **environ: str) -> Iterator
     """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
     with Running(base, {**preloaded, **RECIPE, **environ}) as server:
         yield server.ready(900)
-
-
-def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
-    """The processes that a process has started; none if it has ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).children(recursive)
-    return []
 
 
 Start = Callable[..., Running]

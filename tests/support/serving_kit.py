@@ -1,4 +1,4 @@
-"""Tiny random models of each kind that is served, and the image's handlers on them."""
+"""The image's handlers on tiny random models, called as a worker calls them."""
 
 import contextlib
 import io
@@ -21,12 +21,13 @@ from amphora.serving.worker import handlers
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.runner import Item, ModelRunner
 from tests.support.paths import CODE
+from tests.support.tiny_models import SPECIAL as SPECIAL
+from tests.support.tiny_models import WORDS as WORDS
+from tests.support.tiny_models import save as save
+from tests.support.tiny_models import tokenizer as tokenizer
 
 sys.path.insert(0, str(CODE))
 
-WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who", "."]
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["the film was good", "anna said paris was bad again .", "who", "in the film anna was good"]
 
 
@@ -47,67 +48,6 @@ def request(
     traits = ModelTraits(settings=[*options.PARAMETERS] if generates else ())
     (read,) = exchange.read(path, body, "application/json", traits).requests
     return Request(**read.values)
-
-
-def tokenizer(max_length: int = 48) -> Any:
-    """Return a WordPiece tokenizer that spells unknown words and marks the second text of a pair."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertTokenizerFast
-
-    pieces = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return BertTokenizerFast(
-        tokenizer_object=made, vocab=vocabulary, model_max_length=max_length,
-        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]",
-    )  # fmt: skip
-
-
-def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
-    """Save a random model of the class `kind`, with weights large enough that answers differ."""
-    import torch
-    import transformers
-
-    torch.manual_seed(seed)
-    reader = tokenizer()
-    sizes: dict[str, Any] = {"vocab_size": len(reader), "pad_token_id": 0}
-    if kind.startswith(("Bert", "Roberta")):
-        usual = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
-        family = transformers.BertConfig if kind.startswith("Bert") else transformers.RobertaConfig
-        made: Any = family(
-            num_attention_heads=2, max_position_embeddings=48, initializer_range=0.3, **sizes,
-            **{**usual, **config},
-        )  # fmt: skip
-    elif kind.startswith("T5"):
-        made = transformers.T5Config(
-            d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, eos_token_id=3,
-            decoder_start_token_id=0, **sizes, **config,
-        )  # fmt: skip
-    elif kind.startswith(("Bart", "Marian", "M2M100")):
-        family = next(name for name in ("Bart", "Marian", "M2M100") if kind.startswith(name))
-        made = getattr(transformers, f"{family}Config")(
-            d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
-            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,
-            init_std=0.3, forced_eos_token_id=3, **sizes, **config,
-        )  # fmt: skip
-    elif kind.startswith("Llama"):
-        usual = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
-        made = transformers.LlamaConfig(
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, **sizes, **{**usual, **config},
-        )  # fmt: skip
-    else:
-        made = transformers.GPT2Config(
-            n_embd=32, n_layer=2, n_head=2, n_positions=48, bos_token_id=2, eos_token_id=3,
-            initializer_range=0.3, **sizes, **config,
-        )  # fmt: skip
-    getattr(transformers, kind)(made).save_pretrained(folder)
-    reader.save_pretrained(folder)
-    return folder
 
 
 def save_nllb(folder: Path) -> Any:

@@ -7,6 +7,14 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
+def wait_until(condition: Callable[[], Value], seconds: float, pause: float = 0.02) -> Value:
+    """Call `condition` until its value is true or the time is over; return its last value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(pause)
+    return value
+
+
 def until(condition: Callable[[], Value], seconds: float = 240, what: object = "") -> Value:
     """Call `condition` until its value is true, and return that value.
 
@@ -15,9 +23,6 @@ def until(condition: Callable[[], Value], seconds: float = 240, what: object = "
         seconds: The time limit, after which the test fails.
         what: What the failure shows; if it can be called, its return value.
     """
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        shown = what() if callable(what) and time.monotonic() > end else what
-        assert time.monotonic() < end, f"not within {seconds} s: {shown}"
-        time.sleep(0.02)
+    value = wait_until(condition, seconds)
+    assert value, f"not within {seconds} s: {what() if callable(what) else what}"
     return value

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amphora.serving.protocol.batching import BatchDelay, Size, plan
-from tests.support.servers import ECHO, MERGING, Running, Start, children, fault
+from tests.support.processes import children
+from tests.support.servers import ECHO, MERGING, Running, Start, fault
 from tests.support.until import until
 
 
@@ -240,7 +241,7 @@ def test_the_whole_tree_below_the_front_killed_comes_back(start: Start, tmp_path
     (worker,) = server.wait_for_workers(1)
     (parent,) = children(server.process.pid)
     held.touch()
-    for pid in (parent.pid, worker):
+    for pid in (parent, worker):
         os.kill(pid, signal.SIGKILL)
     until(lambda: server.ping() == 503)
     held.unlink()
