@@ -16,7 +16,14 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from recipe import foreign_names
 from recipe.errors import HyperparameterError, did_you_mean
-from recipe.hyperparameters import CHOICES, FIELDS, GROUPS, REFUSED, Hyperparameters, combined
+from recipe.hyperparameters import (
+    CHOICES,
+    FIELDS,
+    GROUPS,
+    REFUSED,
+    Hyperparameters,
+    combine_problems,
+)
 from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.task_table import TASKS
@@ -113,7 +120,7 @@ def parse(argv: Sequence[str], folders: Folders | None = None) -> Hyperparameter
         _, *several = str(error).split("\n- ")
         problems += several or [str(error)]
     if problems:
-        raise combined(problems)
+        raise combine_problems(problems)
     return parsed
 
 

@@ -133,7 +133,7 @@ def describe_error(error: Exception) -> str:
     return re.sub(r"<([\w.]+)[^<>]* at 0x[0-9a-fA-F]+>", r"<\1>", str(error))
 
 
-def listed(names: Sequence[object], most: int = 20) -> str:
+def join_names(names: Sequence[object], most: int = 20) -> str:
     """Join the first names for a message, and count the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more

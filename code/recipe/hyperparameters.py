@@ -86,7 +86,7 @@ class Hyperparameters(DataSettings, ModelSettings):
         """Raise HyperparameterError with all invalid values."""
         problems = [*self._invalid(), *self._ignored_hyperparameters()]
         if problems:
-            raise combined(problems)
+            raise combine_problems(problems)
 
     def budget_seconds(self, hosts: int) -> float | None:
         """Return the seconds that max_minutes and max_price allow on this number of hosts."""
@@ -261,7 +261,7 @@ def all_tasks_of(tasks_by_hyperparameter: Mapping[str, Sequence[str]]) -> list[s
     return [task for task in TASKS if all(task in tasks for tasks in task_lists)]
 
 
-def combined(problems: Sequence[str]) -> HyperparameterError:
+def combine_problems(problems: Sequence[str]) -> HyperparameterError:
     """Return one error that lists every problem."""
     if len(problems) == 1:
         return HyperparameterError(problems[0])

@@ -20,7 +20,7 @@ SPLIT, TRUNCATE = "split", "truncate"
 """Values of `long_texts`."""
 
 
-def separated(values: str | None) -> list[str]:
+def split_values(values: str | None) -> list[str]:
     """Return the values of a hyperparameter, which commas separate."""
     return [value.strip() for value in (values or "").split(",") if value.strip()]
 
@@ -365,7 +365,7 @@ class DataSettings(JobSettings):
     @property
     def ignored_columns(self) -> list[str]:
         """Return the columns that ignore_columns names."""
-        return separated(self.ignore_columns)
+        return split_values(self.ignore_columns)
 
     @property
     def columns_by_role(self) -> dict[str, list[str]]:
@@ -374,7 +374,7 @@ class DataSettings(JobSettings):
         Raises:
             DataError: its value is not `role:column,role:column`.
         """
-        pairs = [pair.partition(":") for pair in separated(self.columns)]
+        pairs = [pair.partition(":") for pair in split_values(self.columns)]
         if any(not (role.strip() and column.strip()) for role, _, column in pairs):
             raise DataError(
                 f"Hyperparameter columns has value {self.columns!r}.",
@@ -389,7 +389,7 @@ class DataSettings(JobSettings):
     def named_columns(self) -> set[str]:
         """Return the columns to which hyperparameters give a role."""
         values = [getattr(self, setting) for setting in COLUMN_SETTINGS]
-        names = {name for value in values if value for name in (value, *separated(value))}
+        names = {name for value in values if value for name in (value, *split_values(value))}
         return names.union(*self.columns_by_role.values())
 
     @property

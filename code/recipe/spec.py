@@ -198,15 +198,15 @@ DESCRIPTIONS = frozenset({
 
 
 @functools.lru_cache(maxsize=4096)
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a column name without case, spaces, `_` and `-`."""
     return _SEPARATORS.sub("", name.strip().lower())
 
 
 @functools.lru_cache(maxsize=4096)
-def stem(name: str) -> str:
+def name_stem(name: str) -> str:
     """Return a normalized name without its number or letter: `answer` for `answer_1`, `answerA`."""
-    return normalized(_NUMBER.sub("", name.strip()))
+    return normalize_name(_NUMBER.sub("", name.strip()))
 
 
 # The columns that several tasks share.

@@ -20,8 +20,8 @@ from recipe.spec import (
     REJECTED_NAMES,
     Served,
     TaskSpec,
-    normalized,
-    stem,
+    name_stem,
+    normalize_name,
 )
 
 _FOLDERS = sorted(path.parent.name for path in (Path(__file__).parent / "tasks").glob("*/spec.py"))
@@ -72,23 +72,25 @@ class NamesOfSamples:
 @functools.cache
 def names_of_samples() -> NamesOfSamples:
     """Return the names of columns that belong to a sample of any task."""
-    single = dict.fromkeys(map(normalized, (*CHOSEN_NAMES, *REJECTED_NAMES)), True)
+    single = dict.fromkeys(map(normalize_name, (*CHOSEN_NAMES, *REJECTED_NAMES)), True)
     pairs: dict[frozenset[str], frozenset[str]] = {}
     numbered: set[str] = set()
     for form in itertools.chain.from_iterable(spec.forms for spec in TASKS.values()):
         if form.is_pair:
             is_target = form.columns[1].is_target
             for pair in form.pairs:
-                targets = {normalized(pair[1])} if is_target else set()
-                pairs[frozenset(map(normalized, pair))] = frozenset(targets)
+                targets = {normalize_name(pair[1])} if is_target else set()
+                pairs[frozenset(map(normalize_name, pair))] = frozenset(targets)
         for column in form.columns[2 * form.is_pair :]:
             if column.is_numbered:
-                numbered |= set(map(normalized, column.names))
+                numbered |= set(map(normalize_name, column.names))
                 continue
             for name in column.names if column.is_content else ():
-                single[normalized(name)] = column.is_target and single.get(normalized(name), True)
+                single[normalize_name(name)] = column.is_target and single.get(
+                    normalize_name(name), True
+                )
     return NamesOfSamples(
-        parts=frozenset(map(normalized, PARTS_OF_SAMPLES)),
+        parts=frozenset(map(normalize_name, PARTS_OF_SAMPLES)),
         single=single,
         pairs=pairs,
         numbered=frozenset(numbered),
@@ -97,6 +99,6 @@ def names_of_samples() -> NamesOfSamples:
 
 def names_target(name: str) -> bool:
     """Return whether a name is known for what is learned, and never for an input."""
-    keys = {normalized(name), stem(name)}
+    keys = {normalize_name(name), name_stem(name)}
     known = [single for key in keys if (single := names_of_samples().single.get(key)) is not None]
     return bool(known) and all(known)

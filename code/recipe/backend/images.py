@@ -11,7 +11,7 @@ from typing import Any
 from recipe.backend import bounds
 from recipe.backend.bounds import Bound
 from recipe.backend.requests.payloads import BadRequest
-from recipe.data.files.image_files import Unreadable, picture
+from recipe.data.files.image_files import Unreadable, read_image
 from recipe.errors import describe_error
 
 EXAMPLE = 'Send the file\'s bytes as image/png, or {"inputs": "the image in base64"}.'
@@ -68,6 +68,6 @@ def read(value: Any, pixels: Pixels) -> Any:
         raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. {EXAMPLE}")
     pixels.take(data)
     try:
-        return picture(data, Bound.PIXELS.most)
+        return read_image(data, Bound.PIXELS.most)
     except Unreadable as error:
         raise BadRequest(str(error)) from error

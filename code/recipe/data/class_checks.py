@@ -9,7 +9,7 @@ from pathlib import Path
 from recipe.data import labels
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError
-from recipe.settings import separated
+from recipe.settings import split_values
 
 _COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _PADDED = re.compile(r"[-+]?\d*\.\d+0")
@@ -55,7 +55,7 @@ def check_classes(
         values_shown = ",".join(sorted(missing))
         has_empty = any(len(labels.empty_labels(part, column)) for part in parts)
         given = ",".join(
-            [*separated(left_out), values_shown, *([labels.EMPTY] if has_empty else ())]
+            [*split_values(left_out), values_shown, *([labels.EMPTY] if has_empty else ())]
         )
         raise DataError(
             f"Column {column!r} of {path} has {values_shown}, which may be a class or stand "

@@ -28,7 +28,7 @@ from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.data.reading import ReadFile, describe_files, read_columns
-from recipe.errors import DataError, listed
+from recipe.errors import DataError, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -115,7 +115,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         for split, parts in read.items()
     ]
     is_single = known.problem == labels.SINGLE
-    strata = functools.partial(values.column, name=LABEL) if is_single else None
+    strata = functools.partial(values.read_column, name=LABEL) if is_single else None
     uses, rule = held_out.assign(built, reading, settings, strata, hosts)
     return Splits(
         **uses,
@@ -164,9 +164,9 @@ def _labelled(
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
-    train_labels = values.column(train, LABEL)
+    train_labels = values.read_column(train, LABEL)
     rows = dict(zip(hosts.names, hosts.gather(len(train)), strict=True))
-    of_hosts = listed([f"{name} {count}" for name, count in rows.items()])
+    of_hosts = join_names([f"{name} {count}" for name, count in rows.items()])
     lines = [f"sharded: training rows of each host: {of_hosts}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
         ranges = hosts.gather(
@@ -181,7 +181,7 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
     counts: Counter[str] = Counter()
     for host_counts in hosts.gather(rows_of_classes(known, train_labels)):
         counts.update(host_counts)
-    sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
+    sizes = join_names([f"{name} ({counts[name]} rows)" for name in known.names])
     how = " (any number per row)" if known.problem == labels.SEVERAL else ""
     return [*lines, f"{len(known.names)} labels{how}: {sizes}"]
 
@@ -255,7 +255,7 @@ def encoded(
                 raise DataError(
                     f"{part.where(first + int(rows[strange]))} has the label "
                     f"{known.unknown(spelled[strange])!r}, which is in the {split} data but not in "
-                    f"the training data ({listed(known.names)}).",
+                    f"the training data ({join_names(known.names)}).",
                     "Give training rows of that label, remove it, or list it in missing_labels to "
                     "leave its rows out.",
                 )

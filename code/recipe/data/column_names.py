@@ -20,7 +20,7 @@ SYSTEM = "system"
 """The column of the system prompt of a conversation, instruction or prompt."""
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a column name in the form of TEXT_NAMES and LABEL_NAMES."""
     return name.strip().lower().replace(" ", "_")
 

@@ -13,8 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.column_words import words_of
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError, did_you_mean
-from recipe.settings import COLUMN_SETTINGS, DataSettings, separated
-from recipe.spec import HEADS_OF_TEXTS, TEXTS_OF_SAMPLES, normalized, stem
+from recipe.settings import COLUMN_SETTINGS, DataSettings, split_values
+from recipe.spec import HEADS_OF_TEXTS, TEXTS_OF_SAMPLES, name_stem, normalize_name
 from recipe.task_table import names_of_samples
 
 _DERIVED = {
@@ -56,7 +56,7 @@ class ColumnsError(DataError):
         self.is_rival, self.is_final, self.unread = is_rival, is_final, unread
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Return a value for a message, in quotes if it has spaces."""
     return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
 
@@ -108,16 +108,16 @@ def sample_cells(part: Part, name: str) -> list[Any]:
     return [cell for cell in cells if cell not in NOTHING]
 
 
-def belongs(part: Part, name: str, is_target_named: bool) -> bool:
+def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     """Return whether a column belongs to a sample by its name, or by the last part of a record's
     name."""
-    whole = normalized(name)
+    whole = normalize_name(name)
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
-    keys = {whole, last, stem(name), stem(last)}
+    keys = {whole, last, name_stem(name), name_stem(last)}
     known_names = names_of_samples()
     if keys & known_names.parts or (first != whole and first in known_names.parts):
         return True
-    if stem(name) != whole and stem(name) in known_names.numbered:
+    if name_stem(name) != whole and name_stem(name) in known_names.numbered:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
@@ -135,14 +135,14 @@ def belongs(part: Part, name: str, is_target_named: bool) -> bool:
         is_about_users = [*qualifiers, noun] == ["user", "description"]
         is_target = is_target_named and known_names.single.get(noun, False)
         return not (is_about_users or is_target or _DERIVED & {*qualifiers})
-    others = {normalized(other) for other in part.table.column_names}
+    others = {normalize_name(other) for other in part.table.column_names}
     return any(
         keys & pair and pair - keys <= others and not (is_target_named and keys & targets)
         for pair, targets in known_names.pairs.items()
     )
 
 
-def examples(part: Part, names: Sequence[str]) -> str:
+def show_examples(part: Part, names: Sequence[str]) -> str:
     """Return columns with an example of each, for messages: `'body' ('We waited ...')`."""
     shown = []
     for name in names[:_SHOWN_COLUMNS]:
@@ -200,4 +200,4 @@ def _check_exist(
 
 def split_names(part: Part, value: str) -> list[str]:
     """Return the columns that a value names: one whose name has commas, or several."""
-    return [value] if value in part.table.column_names else separated(value)
+    return [value] if value in part.table.column_names else split_values(value)

@@ -17,15 +17,15 @@ from recipe.column_words import words_of
 from recipe.data.column_settings import (
     NOTHING,
     ColumnsError,
-    belongs,
     check_named,
-    examples,
     holds_texts,
     is_category,
     is_flag,
     is_identifier,
+    is_in_sample,
     may_be_text,
     named_settings,
+    show_examples,
     split_names,
 )
 from recipe.data.files.part import UNTAGGED, Part, is_list
@@ -41,8 +41,8 @@ from recipe.spec import (
     Column,
     Form,
     TaskSpec,
-    normalized,
-    stem,
+    name_stem,
+    normalize_name,
 )
 from recipe.task_table import names_target
 
@@ -155,7 +155,7 @@ class _Match:
         ]
 
 
-def select(
+def select_columns(
     part: Part,
     spec: TaskSpec,
     settings: DataSettings,
@@ -222,8 +222,8 @@ def _matching_forms(
             others = [
                 name
                 for name in part.table.column_names
-                if normalized(name) not in map(normalized, form.columns[0].names)
-                and normalized(name.partition(":")[0]) not in IDENTIFIERS
+                if normalize_name(name) not in map(normalize_name, form.columns[0].names)
+                and normalize_name(name.partition(":")[0]) not in IDENTIFIERS
             ]
             if any(_has_values(part, name) for name in others):
                 continue
@@ -235,7 +235,7 @@ def _matching_forms(
             or spec.owns_settings
             or all(
                 match.form[role].setting not in _SHARED
-                or set(map(normalized, names)) <= _known_names(match.form[role], codes, True)[0]
+                or set(map(normalize_name, names)) <= _known_names(match.form[role], codes, True)[0]
                 for role, names in match.given.items()
             )
         ):
@@ -246,7 +246,7 @@ def _matching_forms(
 def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsError:
     """Return the refusal of a file in which several columns may have one role."""
     shown = (
-        f"{len(names)} columns may be the {role}: {examples(part, names)}"
+        f"{len(names)} columns may be the {role}: {show_examples(part, names)}"
         for role, names in candidates.items()
     )
     return ColumnsError(f"{part.path}: {'; '.join(shown)}.", is_rival=True)
@@ -254,12 +254,12 @@ def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsErro
 
 def _check_preferences(part: Part, settings: DataSettings) -> None:
     """Raise DataError if a file has preference pairs, unless the user names the columns to read."""
-    columns = {normalized(name): name for name in part.table.column_names}
-    ignored = set(map(normalized, settings.ignored_columns))
+    columns = {normalize_name(name): name for name in part.table.column_names}
+    ignored = set(map(normalize_name, settings.ignored_columns))
     pair = [
         columns[known]
         for names in (CHOSEN_NAMES, REJECTED_NAMES)
-        for known in sorted({*map(normalized, names)} & {*columns} - ignored)[:1]
+        for known in sorted({*map(normalize_name, names)} & {*columns} - ignored)[:1]
     ]
     if len(pair) == 2 and not settings.named_columns:
         raise DataError(
@@ -316,8 +316,8 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
     codes = settings.source_lang, settings.target_lang
     free = [field for field in part.table.schema if field.name not in taken]
     if form.pairs:
-        names_here = {*map(normalized, part.table.column_names)} - {
-            *map(normalized, settings.ignored_columns)
+        names_here = {*map(normalize_name, part.table.column_names)} - {
+            *map(normalize_name, settings.ignored_columns)
         }
         form = max(
             _forms_of_pairs(form),
@@ -334,8 +334,8 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
                 field.name
                 for field in free
                 if (
-                    (normalized(field.name) in known and not column.is_numbered)
-                    or (column.is_repeated and normalized(field.name) != stem(field.name) in known)
+                    ((key := normalize_name(field.name)) in known and not column.is_numbered)
+                    or (column.is_repeated and key != name_stem(field.name) in known)
                 )
                 and (is_list(field.type) or column.kind not in (CellKind.TEXTS, CellKind.TOKEN_IDS))
                 and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
@@ -369,7 +369,7 @@ def _known_names(
             if source and target and source != target:
                 values = {"source_lang": source, "target_lang": target}
                 expanded += [name.format(**values) for name in names if "{" in name]
-        known.append(frozenset(map(normalized, expanded)))
+        known.append(frozenset(map(normalize_name, expanded)))
     return known
 
 
@@ -395,7 +395,7 @@ def _no_candidate(
     roles = " and the ".join(column.role for column in match.missing)
     return ColumnsError(
         f"{part.path} has no column that is known by name as the {roles} of {spec.name}; its "
-        f"columns are {examples(part, part.table.column_names)}.",
+        f"columns are {show_examples(part, part.table.column_names)}.",
         advice,
     )
 
@@ -423,18 +423,18 @@ def _check_unread(
     if is_input_named and (has_label or len(texts) < 2):
         return
     read = {*selection.names, *settings.ignored_columns}
-    extras = set(map(normalized, match.form.extras))
+    extras = set(map(normalize_name, match.form.extras))
     unread = [
         name
         for name in part.table.column_names
         if name not in read
-        and normalized(name) not in extras
-        and (names_target(name) if is_input_named else belongs(part, name, bool(match.given)))
+        and normalize_name(name) not in extras
+        and (names_target(name) if is_input_named else is_in_sample(part, name, bool(match.given)))
         and _has_values(part, name)
     ]
     if not unread:
         return
-    keys = set(map(normalized, unread))
+    keys = set(map(normalize_name, unread))
     final = ""
     if all(key.partition(".")[0] in _MEDIA for key in keys):
         final = SCRIPT
@@ -444,8 +444,8 @@ def _check_unread(
         final = TURNS
     advice = "" if is_first else "To read them, give all files of the training data these columns."
     raise ColumnsError(
-        f"{part.path} has values in {examples(part, unread)}, which by name belong to a sample "
-        f"and would not be read by {spec.name} (it reads {selection.describe()}).",
+        f"{part.path} has values in {show_examples(part, unread)}, which by name belong to a "
+        f"sample and would not be read by {spec.name} (it reads {selection.describe()}).",
         final or advice,
         is_rival=len(selection.columns) > 1,
         is_final=bool(final),
@@ -463,8 +463,8 @@ def _check_weak_names(
     for column in match.form.columns:
         name = selection.get(column.role) or ""
         known = itertools.chain(*_known_names(column, codes, False))
-        is_similar = not column.is_repeated and normalized(name) not in known and bool(name)
-        is_weak = normalized(name) in column.weak_names and not match.form.is_pair
+        is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
+        is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
         if column.role in match.given or not (is_weak or is_similar):
             continue
 
@@ -477,7 +477,7 @@ def _check_weak_names(
             other
             for other in part.table.column_names
             if other not in ignored
-            and normalized(other.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
+            and normalize_name(other.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
             and words_of(other)[-1] not in IDENTIFIERS | DESCRIPTIONS
             and not is_identifier(other)
             and may_be(other)

@@ -11,7 +11,7 @@ from typing import Any
 from recipe.data.column_settings import NOTHING
 from recipe.data.columns import SCRIPT
 from recipe.data.files.part import Part
-from recipe.errors import DataError, listed
+from recipe.errors import DataError, join_names
 from recipe.spec import LEARNED_PARTS, PARTS_OF_SAMPLES
 
 EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -31,7 +31,7 @@ LEARNING_KEYS = ("train", "weight")
 Message = dict[str, Any]
 
 
-def conversation(
+def read_conversation(
     part: Part,
     row: int,
     value: Any,
@@ -95,7 +95,7 @@ def _turn(where: str, message: Message) -> Message:
         )
         raise DataError(
             f"{where} (from 0) has {what}.",
-            f"Write each as in {EXAMPLE}; known are {listed(list(roles))}.",
+            f"Write each as in {EXAMPLE}; known are {join_names(list(roles))}.",
         )
     others = {key: other for key, other in message.items() if key not in keys and other is not None}
     where = f"{where} ({speaker}, from 0)"

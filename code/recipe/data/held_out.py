@@ -17,11 +17,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import ADDRESS
-from recipe.data.files.part import SourceFile, moved, split_address
+from recipe.data.files.part import SourceFile, shift_addresses, split_address
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.data.reading import ChannelFiles, describe_files
-from recipe.errors import DataError, did_you_mean, listed
+from recipe.errors import DataError, did_you_mean, join_names
 from recipe.settings import DataSettings
 
 Array = npt.NDArray[Any]
@@ -230,16 +230,18 @@ def _addressed(
     for use, rows in chosen.items():
         if rows is not None and ADDRESS in rows.column_names:
             plain[use] = rows.remove_columns(ADDRESS)
-            addresses[use] = values.column(rows, ADDRESS)
+            addresses[use] = values.read_column(rows, ADDRESS)
     if hosts.sharded:
         none = np.empty(0, np.int64)
         of_hosts = hosts.gather((sources, {use: addresses.get(use, none) for use in sharded}))
         firsts = np.cumsum([0, *(len(theirs) for theirs, _ in of_hosts)]).tolist()
-        addresses = {use: moved(rows, firsts[hosts.position]) for use, rows in addresses.items()}
+        addresses = {
+            use: shift_addresses(rows, firsts[hosts.position]) for use, rows in addresses.items()
+        }
         for use in sharded:  # as `Samples` number the rows of all hosts
             starts = zip(of_hosts, firsts[:-1], strict=True)
             addresses[use] = np.concatenate(
-                [moved(rows[use], first) for (_, rows), first in starts]
+                [shift_addresses(rows[use], first) for (_, rows), first in starts]
             )
         sources = [source for theirs, _ in of_hosts for source in theirs]
     return {**plain, "sources": sources, "addresses": addresses}
@@ -388,7 +390,7 @@ def cells_of_rows(
     Raises:
         DataError: a file has no such column, or the task's rows have no addresses.
     """
-    addresses = values.column(train, ADDRESS)
+    addresses = values.read_column(train, ADDRESS)
     positions, numbers = split_address(addresses)
     cells: Array = np.empty(len(addresses), object)
     for file in reading.files_of("train"):
@@ -396,7 +398,7 @@ def cells_of_rows(
         if column not in names:
             raise DataError(
                 f"Hyperparameter {setting} has value {column!r}, and {part.path} has no such "
-                f"column, but {listed(names)}.",
+                f"column, but {join_names(names)}.",
                 did_you_mean(column, names) or "Name one of them.",
             )
         if pa.types.is_nested(part.table.schema.field(column).type):

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data.column_names import plain
+from recipe.data.column_names import plain_name
 from recipe.data.files.part import Part, is_list, is_number
-from recipe.errors import DataError, HyperparameterError, did_you_mean, listed
-from recipe.settings import PROBLEMS, separated
+from recipe.errors import DataError, HyperparameterError, did_you_mean, join_names
+from recipe.settings import PROBLEMS, split_values
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
 _WHOLE = re.compile(r"[-+]?\d+")
@@ -96,7 +96,7 @@ class LabelShape:
         rows = part.table.num_rows if rows is None else rows
         has = "has" if empty == 1 else "have"
         known = {str(label).strip() for label in part.distinct(column, part.table.num_rows) or ()}
-        line = ",".join([*separated(self.missing), EMPTY])
+        line = ",".join([*split_values(self.missing), EMPTY])
         remedy = f"Give missing_labels={line} to leave them out, or label them."
         raise DataError(
             f"{empty} of {rows} rows {has} no label in column {column!r}, the first at "
@@ -226,9 +226,9 @@ def labelled(part: Part, column: str, missing: str | None) -> Part:
     """
     if pa.types.is_nested(part.table[column].type):
         return part
-    none = separated(missing)
+    none = split_values(missing)
     none += ["-1"] if column in part.class_names else []
-    if plain(column) == "gold_label" and "+" not in (part.distinct(column, _ALPHABET) or []):
+    if plain_name(column) == "gold_label" and "+" not in (part.distinct(column, _ALPHABET) or []):
         none.append("-")
     left_out = _rows_with(part, column, none) if none else np.empty(0, np.int64)
     if EMPTY in none:
@@ -328,7 +328,7 @@ def name_codes(
     if not codes.keys() <= set(numbers) or (first and len(names) not in codes):
         raise DataError(
             f"class_names has {len(names)} names, and the training data has the labels "
-            f"{listed(known.names)}.",
+            f"{join_names(known.names)}.",
             "Name the numbers from 0 to the largest if the training data has a 0, else those from "
             "1 to the largest. If -1 stands for no label, give missing_labels=-1.",
         )
@@ -408,7 +408,7 @@ def given_weights(requested: str, names: Sequence[str]) -> list[float]:
     for name in weights.keys() - {*names}:
         raise HyperparameterError(
             f"Hyperparameter class_weight names the class {name!r}, and the data has "
-            f"{listed(names)}.",
+            f"{join_names(names)}.",
             did_you_mean(name, names),
         )
     return [weights.get(name, 1.0) for name in names]

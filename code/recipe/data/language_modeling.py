@@ -24,7 +24,7 @@ from recipe.data.files.part import HeaderHint, Part, is_string
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
 from recipe.data.prompt_forms import INPUT, JumpStartTemplate
-from recipe.data.reading import ReadFile, describe_files, only, read_columns
+from recipe.data.reading import ReadFile, describe_files, keep_rows, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TaskSpec
@@ -135,7 +135,7 @@ def _usable(read: ReadFile, notes: list[str], are_chats: bool) -> ReadFile:
     if COMPLETION in columns:
         cells = read.part.table[columns[COMPLETION]]
         is_kept = values.has_text(cells) if is_string(cells.type) else cells.is_valid()
-        part = only(read.part, is_kept.to_pylist(), "have no completion", notes)
+        part = keep_rows(read.part, is_kept.to_pylist(), "have no completion", notes)
         if PROMPT in columns:
             prompt = columns[PROMPT]
             completion = columns[COMPLETION]

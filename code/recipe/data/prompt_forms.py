@@ -16,11 +16,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, SYSTEM, TOOLS
 from recipe.data.column_settings import NOTHING
-from recipe.data.conversations import conversation
+from recipe.data.conversations import read_conversation
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.files.spool import spooled_column
 from recipe.data.reading import ReadFile
-from recipe.errors import DataError, listed
+from recipe.errors import DataError, join_names
 
 INPUT = "input"
 """Alpaca's column of an instruction's input."""
@@ -57,8 +57,8 @@ class JumpStartTemplate:
         names = list(dict.fromkeys(name for name in named if name is not None))
         if missing := [name for name in names if name not in part.table.column_names]:
             raise DataError(
-                f"{self.path} names the columns {listed(missing)}, which {part.path} lacks: its "
-                f"columns are {', '.join(part.table.column_names)}.",
+                f"{self.path} names the columns {join_names(missing)}, which {part.path} lacks: "
+                f"its columns are {', '.join(part.table.column_names)}.",
                 "Give the template and the columns the same names, or remove the template.",
             )
         for name in names:
@@ -183,7 +183,7 @@ def conversations(read: ReadFile) -> pa.ChunkedArray:
                         [*earlier, *_as_messages(cells[COMPLETION], "assistant")], len(earlier),
                     )  # fmt: skip
                 made.append(
-                    conversation(
+                    read_conversation(
                         part, number, messages, shown, cells.get(TOOLS), cells.get(SYSTEM), before
                     )
                 )

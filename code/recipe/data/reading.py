@@ -16,8 +16,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of, splits_in
-from recipe.data.column_settings import ColumnsError, check_ignored, quoted
-from recipe.data.columns import ColumnSelection, select
+from recipe.data.column_settings import ColumnsError, check_ignored, quote_value
+from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
 from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_string
 from recipe.data.layout import channels as layout_of_channels
@@ -26,15 +26,15 @@ from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.data.proposing import proposals
-from recipe.errors import DataError, Problems, listed
-from recipe.settings import DataSettings, separated
-from recipe.spec import TaskSpec, normalized
+from recipe.errors import DataError, Problems, join_names
+from recipe.settings import DataSettings, split_values
+from recipe.spec import TaskSpec, normalize_name
 
 Converted = TypeVar("Converted")
 
 _MOST_VALUES = 10
 _UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
-_SPLIT_NAMES = tuple(map(normalized, SPLIT_COLUMNS))
+_SPLIT_NAMES = tuple(map(normalize_name, SPLIT_COLUMNS))
 _FLAGS = {
     f"{verb}{word}" for words in SPLITS.values() for word in words for verb in ("is", "in", "")
 } - {"train"}
@@ -118,7 +118,7 @@ def read_columns(
         parts = _read_parts(layout, notes, spec, settings, read)
         local = None
         if hosts.sharded and parts and parts[0][0] == TRAIN:
-            local = select(parts[0][1], spec, settings)
+            local = select_columns(parts[0][1], spec, settings)
     training = hosts.first(local)
     with hosts.together():
         if not hosts.sharded:  # another host may have the file with that column
@@ -128,7 +128,9 @@ def read_columns(
                 if not is_labelled(split, part, spec, settings, training, notes):
                     continue
                 try:
-                    columns = select(part, spec, settings, training, is_trained=split == TRAIN)
+                    columns = select_columns(
+                        part, spec, settings, training, is_trained=split == TRAIN
+                    )
                 except ColumnsError as error:
                     raise proposals.explained(error, part, spec, settings, training) from error
                 training = training or columns
@@ -166,10 +168,10 @@ def is_labelled(
     columns = training
     if training is None or spec.mixes_forms:
         with contextlib.suppress(DataError):
-            columns = select(part, spec, settings)
+            columns = select_columns(part, spec, settings)
             if training and {*columns.names} < {*training.names}:
                 columns = training  # Of pairs with a score, those without are unlabelled.
-    missing = set(separated(settings.missing_labels))
+    missing = set(split_values(settings.missing_labels))
     none = {"nan"} if settings.problem_type else {"nan", *_NO_LABEL}
     if columns is None:
         return True
@@ -204,7 +206,7 @@ def describe_files(
     kinds = ", ".join(sorted({part.format for part in parts}))
     read = {name for file in files for name in file.columns.names} | set(more_read)
     unread = sorted({name for part in parts for name in part.table.column_names} - read)
-    rest = f"; not read: {listed(unread)}" if unread else ""
+    rest = f"; not read: {join_names(unread)}" if unread else ""
     shown = columns or files[0].columns.describe()
     return f"{files[0].split} data: {count} from {where}, {kinds}; {shown}{rest}"
 
@@ -266,7 +268,7 @@ def check_reviewed(part: Part, settings: DataSettings) -> None:
         )
 
 
-def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
+def keep_rows(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
     """Return some rows of a part; add a note with the number of rows left out, and the reason."""
     if all(is_kept):
         return part
@@ -317,7 +319,7 @@ def _split_column(part: Part, named: Collection[str]) -> str | None:
     """Return the column that holds the split of each row, by its name and its values. Raise
     DataError if only one of the two says so."""
     for field in part.table.schema:
-        name, key, is_text = field.name, normalized(field.name), is_string(field.type)
+        name, key, is_text = field.name, normalize_name(field.name), is_string(field.type)
         is_known = key in _SPLIT_NAMES or len(splits_in(name)) > 1  # `Train/Dev/Test`
         if name in named or pa.types.is_nested(field.type) or not (
             is_text or is_known or key in _FLAGS
@@ -339,9 +341,10 @@ def _split_column(part: Part, named: Collection[str]) -> str | None:
             or (key in _FLAGS and flags <= TRUE | FALSE and (len(words) > 1 or flags & TRUE))
         ):
             raise DataError(
-                f"Column {name!r} of {part.path} may hold the split of each row: {listed(words)}.",
+                f"Column {name!r} of {part.path} may hold the split of each row: "
+                f"{join_names(words)}.",
                 "Write train, validation and test into a column called split, give "
-                f"ignore_columns={quoted(name)} to train on all rows, or "
-                f"label_column={quoted(name)} if it is the label.",
+                f"ignore_columns={quote_value(name)} to train on all rows, or "
+                f"label_column={quote_value(name)} if it is the label.",
             )
     return None

@@ -17,12 +17,12 @@ from recipe.data import held_out
 from recipe.data.column_names import ADDRESS
 from recipe.data.columns import ColumnSelection
 from recipe.data.files.part import Part, is_list
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.data.held_out import DataSets
 from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
-from recipe.spec import TWINS, TaskSpec, normalized
+from recipe.spec import TWINS, TaskSpec, normalize_name
 
 TEXT, SCORE, NEGATIVES = "text", "score", "negatives"
 """The roles of columns in files, in addition to QUERY."""
@@ -78,7 +78,7 @@ def load(
 
     def rows(file: ReadFile) -> pa.Table:
         kind_of_file = _kind(file.part, file.columns)
-        table = spooled(SCHEMA, _rows_of(file.part, file.columns, kind_of_file, notes))
+        table = spool_tables(SCHEMA, _rows_of(file.part, file.columns, kind_of_file, notes))
         described.append(describe_files([file], f"{table.num_rows} rows"))
         return table
 
@@ -96,10 +96,16 @@ def load(
             )
         if kind == SCORED and settings.label_column is None:
             numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
-            names = normalized(columns[QUERY]), normalized(columns[TEXT])
+            names = normalize_name(columns[QUERY]), normalize_name(columns[TEXT])
             are_classes = numbers <= {-1.0, 0.0, 1.0, 2.0}
-            is_label = normalized(columns[SCORE]) in ("label", "labels", "class", "y", "goldlabel")
-            twins = [(normalized(first), normalized(second)) for first, second in TWINS]
+            is_label = normalize_name(columns[SCORE]) in (
+                "label",
+                "labels",
+                "class",
+                "y",
+                "goldlabel",
+            )
+            twins = [(normalize_name(first), normalize_name(second)) for first, second in TWINS]
             are_three = is_label and names in twins and {0.0, 1.0, 2.0} <= numbers
             if are_classes and (set(names) == {"premise", "hypothesis"} or are_three):
                 raise DataError(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
 from recipe.data.column_names import TOKEN_IDS
-from recipe.data.column_settings import is_flag, quoted
+from recipe.data.column_settings import is_flag, quote_value
 from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
 from recipe.data.files.part import (
@@ -91,7 +91,7 @@ def check_inputs(part: Part, columns: ColumnSelection) -> None:
             if column.kind is CellKind.TEXT and name in part.mixed:
                 raise DataError(
                     f"{part.mixed[name]} has a list or a record in column {name!r}, not a text.",
-                    f"Give texts, or leave the column out by ignore_columns={quoted(name)}.",
+                    f"Give texts, or leave the column out by ignore_columns={quote_value(name)}.",
                 )
             cells = part.table[name].slice(0, _SAMPLE_ROWS)
             is_input = column.kind in (CellKind.TEXT, CellKind.ANY) and not column.is_target
@@ -307,7 +307,7 @@ def tables(split: datasets.Dataset, count: int | None = None) -> Iterator[pa.Tab
         yield rows.select(chosen.slice(first, count).to_numpy().astype(np.int64))
 
 
-def column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
+def read_column(split: datasets.Dataset, name: str) -> npt.NDArray[Any]:
     """Return a column of numbers [rows], or of lists of one length [rows, numbers]; fractions as
     float32."""
     if not len(split):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from recipe.console import say_row
 from recipe.errors import HyperparameterError, did_you_mean
-from recipe.settings import ModelSettings, separated
+from recipe.settings import ModelSettings, split_values
 
 ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
@@ -58,7 +58,7 @@ def wrap(
     import peft  # takes a second, and older images lack it
 
     targets = settings.lora_target_modules
-    named = separated(targets)
+    named = split_values(targets)
     layers = [name for name, _ in model.named_modules()]
     for target in named if targets != ALL_LINEAR else ():
         if not any(layer == target or layer.endswith(f".{target}") for layer in layers):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipe.models import lora
-from recipe.runtime.all_gather import gathered
+from recipe.runtime.all_gather import gather_rows
 
 
 def multiple_negatives(
@@ -38,8 +38,8 @@ def multiple_negatives(
     """
     with torch.autocast(vectors.device.type, enabled=False):
         mine = vectors.float()
-        everyones, start = gathered(mine) if across else (mine, 0)
-        others, _ = gathered(texts) if across else (texts, 0)
+        everyones, start = gather_rows(mine) if across else (mine, 0)
+        others, _ = gather_rows(texts) if across else (texts, 0)
         shares = torch.zeros(len(texts), len(others), dtype=torch.bool, device=texts.device)
         for one in texts.T:
             for other in others.T:
@@ -78,14 +78,14 @@ def cosent(
     with torch.autocast(vectors.device.type, enabled=False):
         scores = labels.float()
         total = torch.zeros((), device=vectors.device)
-        known, _ = gathered(scores) if across else (scores, 0)
+        known, _ = gather_rows(scores) if across else (scores, 0)
         is_pair = (known[:, 1, None] < known[None, :, 1]) & (
             known[:, None, 0] * known[None, :, 0] > 0
         )
         for size in sizes or (vectors.shape[-1],):
             first, second = vectors.float()[:, :2, :size].unbind(dim=1)
             cosines_here = functional.cosine_similarity(first, second) * scale
-            cosines, _ = gathered(cosines_here) if across else (cosines_here, 0)
+            cosines, _ = gather_rows(cosines_here) if across else (cosines_here, 0)
             wrong = (cosines[:, None] - cosines[None]).masked_fill(~is_pair, -torch.inf)
             total = total + torch.cat([wrong.new_zeros(1), wrong.flatten()]).logsumexp(dim=0)
         return total.expand(len(labels))

@@ -24,7 +24,7 @@ from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention
 from recipe.plan.table import Table
 from recipe.runtime import xla
-from recipe.runtime.device import everyones
+from recipe.runtime.device import gather_objects
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
 
@@ -121,7 +121,7 @@ def settle(args: TrainingArguments) -> Cut:
             is_path = requested.lower() not in ("true", "1")
             folder = Path(requested) if is_path else Path(str(args.output_dir))
             saved = checkpoints.newest_job(folder, is_path).get(checkpoints.CUT)
-    return kept(requested_cut(args), everyones(saved)[0])
+    return kept(requested_cut(args), gather_objects(saved)[0])
 
 
 def cut_by_length(loaded: TrainableModel, training: Training, cut: Cut) -> tuple[Training, Cut]:
@@ -149,7 +149,7 @@ def cut_by_length(loaded: TrainableModel, training: Training, cut: Cut) -> tuple
         layout = objective.layout(loaded.model, False, finer.size, loaded.pad_id, batches)
         costs[parts] = sum(layout.computed_tokens(*batch) + batch_cost for batch in batches)
         ways[parts] = finer, replace(cut, size=size, accumulation=accumulation)
-    return ways[everyones(min(costs, key=costs.__getitem__))[0]]
+    return ways[gather_objects(min(costs, key=costs.__getitem__))[0]]
 
 
 def shown(cut: Mapping[str, Any]) -> str:

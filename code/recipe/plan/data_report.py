@@ -60,7 +60,7 @@ def inspect(
     classes = []
     if labels is not None and labels.problem != NUMBER and LABEL in splits["train"].column_names:
         counts = {
-            name: classification.rows_of_classes(labels, values.column(split, LABEL))
+            name: classification.rows_of_classes(labels, values.read_column(split, LABEL))
             for name, split in splits.items()
         }
         largest = sorted(labels.names, key=lambda name: -counts["train"][name])[:_CLASSES_SHOWN]

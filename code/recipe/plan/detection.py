@@ -9,14 +9,14 @@ from typing import Any
 
 from recipe import task_table
 from recipe.data import columns
-from recipe.data.column_settings import ColumnsError, examples, named_settings
+from recipe.data.column_settings import ColumnsError, named_settings, show_examples
 from recipe.data.columns import ColumnSelection
 from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader
 from recipe.data.layout import channels as layout
 from recipe.data.proposing import proposals
 from recipe.data.reading import check_reviewed
-from recipe.errors import DataError, HyperparameterError, RecipeError, listed
+from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
 from recipe.spec import Model
@@ -79,7 +79,9 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     errors: dict[str, ColumnsError] = {}
     for task in possible:
         try:
-            selections[task] = columns.select(part, TASKS[task], hyperparameters, is_detection=True)
+            selections[task] = columns.select_columns(
+                part, TASKS[task], hyperparameters, is_detection=True
+            )
         except ColumnsError as error:
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
@@ -167,11 +169,11 @@ def _undecided(
     shown = []
     for proposal in proposed:
         names = proposal.selection.names
-        unread = listed([name for name in part.table.column_names if name not in names])
+        unread = join_names([name for name in part.table.column_names if name not in names])
         rest = f"; not read: {unread}" if unread else ""
         shown.append(f"\n- {proposal.line(True)} ({proposal.selection.describe()}{rest})")
     first = errors.get(proposed[0].task) if proposed else None
-    why = f"The columns are {examples(part, part.table.column_names)}."
+    why = f"The columns are {show_examples(part, part.table.column_names)}."
     if first is not None and first.is_rival:
         why = first.message
     if not proposed and hyperparameters.named_columns:

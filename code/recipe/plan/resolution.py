@@ -235,7 +235,7 @@ def add_stop_tokens(learned: set[int] | None, loaded: TrainableModel, table: Tab
     """Make generation stop at the tokens that end the learned texts, and at those of the model."""
     if learned is None:
         return
-    stops = set[int]().union(*device.everyones(learned))
+    stops = set[int]().union(*device.gather_objects(learned))
     model: Any = lora.bare(loaded.model)
     before = model.generation_config.eos_token_id
     before = before if isinstance(before, list) else [] if before is None else [before]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.errors import listed
+from recipe.errors import join_names
 from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.model_card import PARTIAL, Facts
 
@@ -108,5 +108,5 @@ def _judge_score(
     if any(sign * score <= sign * other for other in known):
         verdict.warn("So training has not made it better than that.")
     if answers is not None and (never := answers.never_predicted()):
-        names, all_of = listed(never, _NAMES_SHOWN), answers.class_count()
+        names, all_of = join_names(never, _NAMES_SHOWN), answers.class_count()
         verdict.warn(f"{len(never)} of {all_of} classes are never predicted: {names}.")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recipe.runtime.device import everyones
+from recipe.runtime.device import gather_objects
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,7 @@ class _Gather(torch.autograd.Function):
         return summed[start : start + context.length]
 
 
-def gathered(local: Tensor) -> tuple[Tensor, int]:
+def gather_rows(local: Tensor) -> tuple[Tensor, int]:
     """Gather `local` [rows, ...] to [processes * rows, ...]; also return where its rows start.
 
     A collective of all processes, forward and backward, with the same number of rows in each.
@@ -63,7 +63,7 @@ class SampleOutputs:
         """Return the logits and losses of all processes."""
         if dist.is_initialized() and self._logits is not None:
             rows = np.concatenate(self._rows)
-            for part in everyones((rows, self._logits[rows], self._losses[rows])):
+            for part in gather_objects((rows, self._logits[rows], self._losses[rows])):
                 self._write(*part)
         return self._logits, self._losses
 

@@ -280,7 +280,7 @@ def check_world(device: torch.device, expected: int) -> None:
         )
 
 
-def everyones(value: Any) -> list[Any]:
+def gather_objects(value: Any) -> list[Any]:
     """Gather `value` of each process, by rank, over the hosts' network, not the accelerators'."""
     if not dist.is_initialized():
         return [value]
@@ -297,6 +297,6 @@ def _hosts() -> Any:
 def leave_world() -> None:
     """Wait for all processes, then destroy the process group, if there is one."""
     if dist.is_initialized():
-        everyones(None)  # the barrier of torch-xla's backend waits for nobody
+        gather_objects(None)  # the barrier of torch-xla's backend waits for nobody
         _hosts.cache_clear()
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import LABEL, TEXT
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.data.held_out import data_set
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 
@@ -83,7 +83,7 @@ def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> N
             yield pa.table([whole, pa.array(np.full(len(firsts_here), label))], schema=schema)
             start += len(texts)
 
-    texts = data_set([spooled(schema, distinct())])
+    texts = data_set([spool_tables(schema, distinct())])
     return Numbered(texts=texts, members=members, identities=identities[firsts] + 1)
 
 

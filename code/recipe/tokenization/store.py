@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.console import Progress
 from recipe.data import values
-from recipe.data.files.spool import room
+from recipe.data.files.spool import convert_disk_errors
 from recipe.storage import number_files
 from recipe.tokenization.encoding import flat as flat
 from recipe.tokenization.encoding import lengths_of as lengths_of
@@ -68,7 +68,7 @@ def tokens_of(split: datasets.Dataset, key: str, make: Make) -> dict[str, Column
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir():
         what = f"The tokens of {len(split)} rows"
-        with room(what), Progress("tokenizing", len(split)) as progress:
+        with convert_disk_errors(what), Progress("tokenizing", len(split)) as progress:
             number_files.write(folder, parts(progress))
     return number_files.read(folder)
 

@@ -14,9 +14,9 @@ from recipe.batching.samples import Samples
 from recipe.batching.text_pairs import Pairs
 from recipe.console import say
 from recipe.data.column_names import LABEL, PAIR, SOURCE, TARGET, TEXT, TOKEN_IDS, TYPE_IDS
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.data.held_out import data_set
-from recipe.data.values import column
+from recipe.data.values import read_column
 from recipe.errors import RowError
 from recipe.tokenization import store
 from recipe.tokenization.encoding import UNCUT, Encoder, beginning
@@ -33,7 +33,7 @@ def labelled_pairs(columns: Iterable[tuple[Any, Any, Any]], kind: pa.DataType) -
     """
     schema = pa.schema([(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, kind)])
     tables = (pa.table(list(some), schema=schema) for some in columns)
-    return data_set([spooled(schema, tables)])
+    return data_set([spool_tables(schema, tables)])
 
 
 def samples(
@@ -49,7 +49,7 @@ def samples(
         OutputError: there is no room for the tokens.
     """
     if not len(split):  # the rows of this host of several
-        return Samples(np.empty(0, np.int32), np.zeros(1, np.int64), column(split, LABEL))
+        return Samples(np.empty(0, np.int32), np.zeros(1, np.int64), read_column(split, LABEL))
     names = [name for name in (TEXT, PAIR) if name in split.column_names]
     encoder = Encoder(tokenizer, max_length)
 
@@ -78,7 +78,7 @@ def samples(
 
     tokens = store.tokens_of(split, store.key(split, tokenizer, max_length, "store"), make)
     types = tokens.get(TYPE_IDS)
-    return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], column(split, LABEL), types=types)
+    return Samples(tokens[TOKEN_IDS], tokens[store.STARTS], read_column(split, LABEL), types=types)
 
 
 def source_target_samples(

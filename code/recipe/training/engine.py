@@ -28,7 +28,7 @@ from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.console import Progress
-from recipe.errors import DivergedError, HyperparameterError, listed
+from recipe.errors import DivergedError, HyperparameterError, join_names
 from recipe.plan import batch_layout, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
@@ -239,7 +239,7 @@ class Engine(Resumable):
                 samples = map(self._locate, (row for row in rows.tolist() if row >= 0))
                 raise DivergedError(
                     f"The loss of step {step} is NaN or infinite. Its batch has "
-                    f"{listed(list(samples))}.",
+                    f"{join_names(list(samples))}.",
                     "Lower learning_rate, or look at these rows. The checkpoints in "
                     f"{self.args.output_dir} are older and not affected.",
                 )

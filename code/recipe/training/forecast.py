@@ -27,7 +27,7 @@ from recipe.console import say_row
 from recipe.errors import HyperparameterError
 from recipe.plan.resolution import Plan
 from recipe.plan.trainer_arguments import name_of
-from recipe.runtime.device import everyones
+from recipe.runtime.device import gather_objects
 from recipe.runtime.stopwatch import Stopwatch
 from recipe.training.preparation import PreparedTraining
 
@@ -122,7 +122,7 @@ class Forecast(TrainerCallback):
             self._follow_curve(args, state, kwargs["lr_scheduler"])
         if self._budget is None or state.global_step:
             return
-        used = everyones(self.elapsed())[0]  # as the first process measures
+        used = gather_objects(self.elapsed())[0]  # as the first process measures
         if used >= self._budget:
             raise HyperparameterError(
                 f"The budget of {duration(self._budget)} (max_minutes, max_price) was used up "
@@ -210,7 +210,7 @@ class Forecast(TrainerCallback):
         least = _WARM_UP + 1 if is_late else _MEASURED
         if step - self._first_step < least and room > 0:
             total = 0
-        total = everyones(total)[0]  # as the first process measures
+        total = gather_objects(total)[0]  # as the first process measures
         if not total:
             self._next = step + 1
             return

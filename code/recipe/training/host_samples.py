@@ -46,7 +46,7 @@ def gather_hosts(
     or if its name is in `sharded`, between processes of one host.
     """
     splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
-    splits_of_hosts = device.everyones((host, splits_here))
+    splits_of_hosts = device.gather_objects((host, splits_here))
     for rank, (their_host, theirs) in enumerate(splits_of_hosts):
         first_of_host = [name for name, _ in splits_of_hosts].index(their_host)
         for name, read in theirs.items():

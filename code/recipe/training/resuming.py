@@ -33,7 +33,7 @@ from recipe.console import say
 from recipe.errors import CheckpointError
 from recipe.plan import batch_layout
 from recipe.runtime import distribution, memory, sharded, xla
-from recipe.runtime.device import everyones, leave_world
+from recipe.runtime.device import gather_objects, leave_world
 from recipe.storage import checkpoints
 from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
@@ -139,7 +139,7 @@ class Resumable(Trainer):
             if self._budget is not None:
                 is_first = self.is_world_process_zero()
                 spent = (checkpoint.path / _BUDGET).read_bytes() if is_first else b""
-                self._budget.restore(everyones(spent)[0])
+                self._budget.restore(gather_objects(spent)[0])
         if checkpoint is not None and checkpoint.finished:
             say(
                 f"this job was finished before, at step {self.before.global_step}: nothing is "
@@ -169,7 +169,10 @@ class Resumable(Trainer):
         say(f"stopped at step {self.state.global_step} of {self.state.max_steps}; {kept}")
         if step := self.state.global_step:
             best = self.state.best_model_checkpoint
-            if everyones(best is not None and Path(best).is_dir())[0] and self._load_best_if_kept():
+            if (
+                gather_objects(best is not None and Path(best).is_dir())[0]
+                and self._load_best_if_kept()
+            ):
                 step = self.state.best_global_step or 0
             self._leave_model(self, step)
         leave_world()
@@ -326,7 +329,7 @@ class Resumable(Trainer):
             files[_BUDGET] = self._budget.state()
         # The random states of all processes, since hosts need not share a file system.
         random_states = {name: files[name] for name in files if name.startswith("rng_state")}
-        for states in everyones(random_states):
+        for states in gather_objects(random_states):
             files |= states
         return Snapshot(
             weights=weights,
@@ -341,7 +344,7 @@ class Resumable(Trainer):
         step = self.state.best_global_step
         best = self._folder / f"checkpoint-{step}"
         is_there = bool(step) and (step == self.state.global_step or best.exists())
-        if everyones(is_there)[0]:
+        if gather_objects(is_there)[0]:
             self.state.best_model_checkpoint = str(best)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -405,7 +408,7 @@ class Resumable(Trainer):
                     checkpoints.check_same(checkpoint, self.job)
             except CheckpointError as error:
                 refused = error
-        checkpoint, refused = everyones((checkpoint, refused))[0]
+        checkpoint, refused = gather_objects((checkpoint, refused))[0]
         if refused is not None:
             raise refused
         return checkpoint
@@ -414,7 +417,7 @@ class Resumable(Trainer):
         if not xla.is_used():
             transformers_4: Any = super()
             return transformers_4._nested_gather(tensors, name)
-        return torch.stack(everyones(tensors.cpu()))
+        return torch.stack(gather_objects(tensors.cpu()))
 
 
 class _NoSteps(Exception):

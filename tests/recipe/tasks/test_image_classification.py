@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from recipe.data.classification import Splits
-from recipe.data.files.image_files import picture
+from recipe.data.files.image_files import read_image
 from recipe.data.labels import Labels
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -130,7 +130,7 @@ def test_a_column_holds_pictures(tmp_path: Path, kind: str) -> None:
         rows.to_parquet(str(tmp_path / "train.parquet"))
     loaded = load({"train": tmp_path})
     assert loaded.labels.names == ("wolf", "cat", "unseen")
-    shades = [np.asarray(picture(image["bytes"])).max() for image in loaded.train]
+    shades = [np.asarray(read_image(image["bytes"])).max() for image in loaded.train]
     assert [n % 2 for n in shades] == loaded.train["label"][:]
     assert "row" in loaded.train[0]["place"]
 
@@ -181,7 +181,7 @@ def test_pictures_of_every_kind_are_read_in_rgb_and_upright() -> None:
         "turned": (encoded(colours, exif=exif), turned),
     }
     for name, (data, shown) in files.items():
-        read = picture(data)
+        read = read_image(data)
         assert read.mode == "RGB", name
         assert np.array_equal(np.asarray(read), np.asarray(shown.convert("RGB"))), name
 
@@ -250,7 +250,7 @@ def test_batch_normalization_counts_the_images_of_a_step_alone_or_nothing_under_
     argv += ["--batch_size=8", "--epochs=1", "--eval_strategy=no", "--augmentation=none"]
     jobs.run(tmp_path / "job", tmp_path / "start", {"train": tmp_path / "train"}, *argv)
     if "--lora_r" not in argv:
-        files = (picture(path.read_bytes()) for path in sorted(tmp_path.glob("train/*/*")))
+        files = (read_image(path.read_bytes()) for path in sorted(tmp_path.glob("train/*/*")))
         model(**processor_of("vit")([*files], return_tensors="pt"))
         argv[0] = (
             "--batch_size=2"  # The last step has one image, and its last layers one pixel of each.

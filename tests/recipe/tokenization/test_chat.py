@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from jinja2 import TemplateError
 
-from recipe.data.conversations import conversation
+from recipe.data.conversations import read_conversation
 from recipe.data.files.part import Part
 from recipe.errors import HyperparameterError
 from recipe.tokenization import chat, chat_template, documents
@@ -59,7 +59,7 @@ def written(template: str, messages: list[Any], *tools: Any, **options: Any) -> 
     tokenizer = causal_kit.make_tokenizer()
     tokenizer.chat_template = TEMPLATES[template]
     part = Part(path=Path("a.jsonl"), format="jsonl", table=pa.table({"messages": [""]}))
-    talk = json.loads(conversation(part, 0, messages, "messages", list(tools)))
+    talk = json.loads(read_conversation(part, 0, messages, "messages", list(tools)))
     talk = talk if isinstance(talk, dict) else {"messages": talk}
     return chat.write(tokenizer, **talk, **options)
 

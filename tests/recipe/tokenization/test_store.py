@@ -346,5 +346,5 @@ def test_rows_without_room_are_an_error_and_leave_no_file(
 
     table = pa.table({"text": ["x" * 10] * rows})
     with pytest.raises(OutputError, match=r"rows of the data .* HF_DATASETS_CACHE"):
-        spool.spooled(table.schema, [table, table])
+        spool.spool_tables(table.schema, [table, table])
     assert list(small_disk.glob("*.rows")) == []

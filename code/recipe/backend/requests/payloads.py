@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe.backend.requests.parameters import RULES, are_texts
-from recipe.spec import TEXT_NAMES, CellKind, Form, normalized
+from recipe.spec import TEXT_NAMES, CellKind, Form, normalize_name
 
 TEXT_KEYS = ("inputs", *TEXT_NAMES)
 """Keys and columns that hold a text."""
@@ -186,13 +186,13 @@ def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
     if isinstance(value, bytes):
         a_text(value)
     record = value if isinstance(value, dict) else {}
-    given = [(normalized(name), cell) for name, cell in record.items() if cell is not None]
+    given = [(normalize_name(name), cell) for name, cell in record.items() if cell is not None]
     for form in forms:
         cells = {
             column.role: cell
             for column in form.columns
             for name, cell in given
-            if name in map(normalized, column.names)
+            if name in map(normalize_name, column.names)
             and (are_texts(cell) if column.kind is CellKind.TEXTS else isinstance(cell, str))
         }
         if len(cells) == len(form.columns) == len(given):

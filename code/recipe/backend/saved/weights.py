@@ -16,7 +16,7 @@ from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from recipe.compat import attend_fully
 from recipe.compat.new_weights import check_layers, missing_weights, unread
-from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+from recipe.errors import UNLOADABLE, ModelError, join_names, why_unloadable
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 
@@ -90,12 +90,12 @@ def refuse_partial(
     in a model with `adapter_weights` and others, for which the file may have values."""
     if missing := sorted(set(adapter_weights) - set(weights)):
         raise ModelError(
-            f"it lacks weights for {listed(missing, 3)}.",
+            f"it lacks weights for {join_names(missing, 3)}.",
             "Give the whole folder that peft wrote, with the base that it was trained on.",
         )
     if surplus := sorted(set(weights) - set(adapter_weights) - set(others)):
         raise ModelError(
-            f"the base has no place for its {listed(surplus, 3)}.",
+            f"the base has no place for its {join_names(surplus, 3)}.",
             "Give the base that it was trained on.",
         )
 
@@ -146,7 +146,8 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         check_layers(str(base), merged, lacking)
     elif lacking:
         raise ModelError(
-            f"Neither the adapter {origin.location} nor its base {base} has {listed(lacking, 3)}.",
+            f"Neither the adapter {origin.location} nor its base {base} has "
+            f"{join_names(lacking, 3)}.",
             "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
         )
     return merged

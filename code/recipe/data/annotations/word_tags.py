@@ -23,7 +23,7 @@ from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.proposing import proposals
 from recipe.data.reading import ReadFile, read_columns
-from recipe.errors import DataError, Problems, listed
+from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -86,7 +86,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
                 if strange := sorted({*file.words.unique().to_pylist()} - {None, *names}):
                     raise DataError(
                         f"{file.part.path} has the tag {strange[0]!r}, which is in the {split} "
-                        f"data but not in the training data ({listed(names)}).",
+                        f"data but not in the training data ({join_names(names)}).",
                         "Give training sentences with that tag, or remove it.",
                     )
     problems.check()
@@ -131,7 +131,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     if not are_entities:
         names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
-        summary = f"tags: {len(names)}: {listed(sizes)}"
+        summary = f"tags: {len(names)}: {join_names(sizes)}"
         if OUTSIDE in in_use:
             summary += (
                 "; of words, since none is B-... or I-...: an entity of two words gives two answers"
@@ -146,7 +146,7 @@ def _tag_names(files: Sequence[_Sentences], notes: list[str]) -> tuple[tuple[str
     if converted := sorted({tag[0] for tag in in_use - set(iob2_names)}):
         notes.append(f"tags: {', '.join(converted)} are converted to B and I (IOB2).")
     sizes = [f"{kind} ({counts[f'B-{kind}']})" for kind in types]
-    summary = f"entities of {len(types)} kinds: {listed(sizes)}"
+    summary = f"entities of {len(types)} kinds: {join_names(sizes)}"
     return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
 
 

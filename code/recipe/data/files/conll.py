@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKENS
 from recipe.data.files.part import TAG, Part, first_lines, open_text
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.errors import DataError
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes", ".bmes")
@@ -125,7 +125,7 @@ def read_conll(path: Path, encoding: str) -> Part:
                 for name, column_index in names.items()
             })  # fmt: skip
 
-    table = spooled(pa.schema([(name, kind) for name in names]), tables())
+    table = spool_tables(pa.schema([(name, kind) for name in names]), tables())
     lines = np.concatenate([np.empty(0, np.int64), *starts])
     return Part(path=path, format="CoNLL", table=table, lines=lines)
 

@@ -37,7 +37,7 @@ from recipe.data.files.part import (
     open_text,
     token_data,
 )
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.errors import DataError
 from recipe.spec import (
     IDENTIFIERS,
@@ -47,7 +47,7 @@ from recipe.spec import (
     TEXT,
     TEXT_NAMES,
     Column,
-    normalized,
+    normalize_name,
 )
 from recipe.task_table import names_of_samples
 
@@ -63,7 +63,7 @@ Block = tuple[pa.Table, Bytes]
 """Some rows as strings, a header among them, and the line on which each starts."""
 _Row = tuple[int, list[str]]
 _TEXTS, _LABELS, _SPLITS = (
-    frozenset(map(normalized, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
+    frozenset(map(normalize_name, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
 )
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
@@ -101,11 +101,11 @@ def read_delimited(
     tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
     delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
     begun = next(csv.reader(sample[:1], delimiter=delimiter), [])
-    is_named = bool({*map(normalized, begun)} & _header_names())
+    is_named = bool({*map(normalize_name, begun)} & _header_names())
     if delimiter == "\t" and not is_named and has_sentences(path):
         raise token_data(str(path), "it has a word on each line, and empty lines between sentences")
     if _agreement(sample, delimiter) == 0:
-        names = {normalized(cell) for cell in sample[0].split(",")} if sample else set()
+        names = {normalize_name(cell) for cell in sample[0].split(",")} if sample else set()
         if not lone_column and not names & _header_names():
             raise DataError(
                 f"{path} is of none of the formats {others}: no delimiter "
@@ -157,7 +157,7 @@ def is_table(path: Path, by_names: bool = False) -> bool:
     sample = first_lines(path, _SAMPLE_LINES)
     for delimiter in DELIMITERS:
         cells = next(csv.reader(sample[:1], delimiter=delimiter), [])
-        if len({*map(normalized, cells)} & _header_names()) > 1:
+        if len({*map(normalize_name, cells)} & _header_names()) > 1:
             return True
         if by_names or len(sample) < _TABLE_LINES:
             continue
@@ -201,7 +201,7 @@ def _read_rows(
                 yield table
 
         begin = 0 if header is None else 1
-        table = spooled(schema, tables())[begin:]
+        table = spool_tables(schema, tables())[begin:]
         return Part(path=path, format=kind, table=table, lines=np.concatenate(starts)[begin:])
 
     part = None
@@ -420,8 +420,8 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     names = [f"{cell}.{n}" if n else cell for cell, n in zip(cells, earlier, strict=True)]
     if not isinstance(has_header, bool) and has_header & {*names}:
         return names
-    known = set(map(normalized, names))
-    has_texts = any(set(map(normalized, pair)) <= known for pair in PAIRS)
+    known = set(map(normalize_name, names))
+    has_texts = any(set(map(normalize_name, pair)) <= known for pair in PAIRS)
     has_texts = has_texts or bool(known & _TEXTS) or _resemble(TEXT, names)
     is_certain = has_texts and (bool(known & _LABELS) or _resemble(LABEL, names))
     words = {name.lower() for name in names}

@@ -32,10 +32,10 @@ from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import (
     HeaderHint,
     Part,
+    decoding_error,
     encoding_of,
     open_bytes,
     open_text,
-    undecodable,
     usual_types,
 )
 from recipe.data.files.spool import Spool, spooled_column
@@ -239,7 +239,7 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         try:
             return read_decoded(path, encoding)
         except UnicodeDecodeError as error:
-            raise undecodable(path, encoding, error) from error
+            raise decoding_error(path, encoding, error) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read as gzip: {error}.", _REWRITE) from error
 

@@ -19,7 +19,7 @@ class Unreadable(ValueError):
     """The bytes are not an image, or one that is not supported."""
 
 
-def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
+def read_image(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
     """Return a PIL image in RGB, rotated as its EXIF data says.
 
     Transparent pixels keep their colour, as in PIL's `convert` and transformers' pipelines. Of

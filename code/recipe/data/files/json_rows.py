@@ -16,7 +16,7 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text
-from recipe.errors import DataError, listed
+from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES
 
 _METADATA = "-metadata"
@@ -83,7 +83,8 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         lists or all(isinstance(value, (list, dict)) for value in document.values())
     ):
         raise DataError(
-            f"{path} is one object, not a list of rows. Its keys: {listed([*document]) or 'none'}.",
+            f"{path} is one object, not a list of rows. Its keys: "
+            f"{join_names([*document]) or 'none'}.",
             'Write a list of rows, [{"text": "...", "label": "..."}, ...], for each split into a '
             "file of its own; pandas does by to_json(path, orient='records').",
         )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.errors import DataError
 
 _CHUNK_ROWS, _CHUNK_BYTES = 10_000, 1 << 24
@@ -111,7 +111,7 @@ def split_address(address: Any) -> tuple[Any, Any]:
     return address >> _NUMBER_BITS, address & ((1 << _NUMBER_BITS) - 1)
 
 
-def moved(addresses: npt.NDArray[np.int64], files: int) -> npt.NDArray[np.int64]:
+def shift_addresses(addresses: npt.NDArray[np.int64], files: int) -> npt.NDArray[np.int64]:
     """Return the addresses of rows whose files come after `files` others."""
     return addresses + (files << _NUMBER_BITS)
 
@@ -157,7 +157,7 @@ class Part:
     def addresses(self) -> pa.Array:
         """Return int64 [rows]: the position of the file, and the number of each row in it."""
         lines = np.arange(self.table.num_rows) if self.lines is None else self.lines
-        return pa.array(moved(np.asarray(lines, np.int64), self.position))
+        return pa.array(shift_addresses(np.asarray(lines, np.int64), self.position))
 
     def address(self, row: int) -> int:
         """Return one of `addresses`."""
@@ -190,7 +190,7 @@ class Part:
         numbers, gathering = np.asarray(rows, np.int64), RowGatherer(self.table)
         starts = range(0, len(numbers), _CHUNK_ROWS)
         chosen = (gathering.select(numbers[start : start + _CHUNK_ROWS]) for start in starts)
-        table = spooled(self.table.schema, chosen)
+        table = spool_tables(self.table.schema, chosen)
         if self.lines is None:
             return dataclasses.replace(self, table=table, lines=numbers, unit="row ")
         return dataclasses.replace(self, table=table, lines=np.asarray(self.lines)[numbers])
@@ -328,7 +328,7 @@ def encoding_of(path: Path) -> str:
     return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
 
 
-def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
+def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
     """Return the error for a file that is not in that encoding, with its first invalid line."""
     bad_line = 1
     with open_bytes(path) as stream:

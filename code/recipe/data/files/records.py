@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.files.spool import Spool, spooled
+from recipe.data.files.spool import Spool, spool_tables
 
 Record = Mapping[str, Any]
 Blocks = Callable[[], Iterator[Sequence[Record]]]
@@ -60,7 +60,7 @@ def concat_blocks(blocks: Blocks) -> tuple[pa.Table, Mapping[str, int]]:
         ]
         try:
             tables = (_typed(block, kinds_of_columns) for block in blocks())
-            whole, is_alike = spooled(pa.schema(fields), tables), True
+            whole, is_alike = spool_tables(pa.schema(fields), tables), True
         except _Unfit as unfit:
             kinds_of_columns[unfit.args[0]] = None
     strings = {field.name for field in whole.schema if pa.types.is_string(field.type)}

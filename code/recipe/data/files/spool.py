@@ -25,7 +25,7 @@ _CHUNK_ROWS = 2_000
 
 
 @contextlib.contextmanager
-def room(what: str) -> Iterator[None]:
+def convert_disk_errors(what: str) -> Iterator[None]:
     """Convert errors of writing to the cache of data sets into one with a remedy.
 
     Raises:
@@ -70,14 +70,14 @@ class Spool:
             folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(folder).free <= 4 * self._bytes + _SPARE:
                 return
-            with room("The rows of the data"):
+            with convert_disk_errors("The rows of the data"):
                 # It is deleted however this process ends.
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 self._writer = pa.ipc.new_file(self._path(), table.schema)
             tables, self._held = self._held, []
         else:
             tables = [table]
-        with room("The rows of the data"):
+        with convert_disk_errors("The rows of the data"):
             for rows in tables:
                 self._writer.write_table(rows)
 
@@ -89,7 +89,7 @@ class Spool:
         """
         if self._writer is None:
             return pa.concat_tables(self._held)
-        with room("The rows of the data"):
+        with convert_disk_errors("The rows of the data"):
             self._writer.close()  # what is still held back is written
             # The mapping keeps what has no name.
             whole = pa.ipc.open_file(pa.memory_map(self._path())).read_all()
@@ -122,10 +122,10 @@ def spooled_column(kind: pa.DataType, cells: Iterable[Any]) -> pa.ChunkedArray:
     """
     schema = pa.schema([("cells", kind)])
     arrays = (some if isinstance(some, pa.Array) else pa.array(some, kind) for some in cells)
-    return spooled(schema, (pa.table([array], schema=schema) for array in arrays))["cells"]
+    return spool_tables(schema, (pa.table([array], schema=schema) for array in arrays))["cells"]
 
 
-def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
+def spool_tables(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
     """Return tables of one schema as one.
 
     Raises:
@@ -146,4 +146,4 @@ def spooled_rows(schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> pa.Tab
     """
     remaining = iter(rows)
     chunks = iter(lambda: list(itertools.islice(remaining, _CHUNK_ROWS)), [])
-    return spooled(schema, (pa.Table.from_pylist(chunk, schema=schema) for chunk in chunks))
+    return spool_tables(schema, (pa.Table.from_pylist(chunk, schema=schema) for chunk in chunks))

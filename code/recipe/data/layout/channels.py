@@ -17,7 +17,7 @@ from recipe.data.column_names import split_of, splits_in
 from recipe.data.layout import sources, splits
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.errors import DataError
-from recipe.spec import normalized
+from recipe.spec import normalize_name
 from recipe.task_table import names_of_samples
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
@@ -253,7 +253,7 @@ def _check_partitions(path: Path) -> None:
     """Raise DataError if a folder holds the value of a column, as in `label=pos/0.parquet`."""
     for folder in path.parts[:-1]:
         name, is_partition, value = folder.partition("=")
-        if is_partition and normalized(name) in names_of_samples().single:
+        if is_partition and normalize_name(name) in names_of_samples().single:
             raise DataError(
                 f"{path}: the folder {folder!r} holds a value of its rows, and is not read.",
                 f"Write {value!r} into a column {name!r} of these files.",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from recipe.errors import DataError, DistributedError, RecipeError
-from recipe.runtime.device import everyones
+from recipe.runtime.device import gather_objects
 
 _DISTRIBUTION = ("S3DistributionType", "S3DataDistributionType")
 _SHARDED = "shardedbys3key"
@@ -47,7 +47,7 @@ class Hosts:
         if not self.sharded:
             return [value]
         firsts = [self.process_hosts.index(name) for name in self.names]
-        values = everyones(value if self.rank in firsts else None)
+        values = gather_objects(value if self.rank in firsts else None)
         return [values[first] for first in firsts]
 
     def first(self, value: Value | None) -> Value | None:
@@ -75,7 +75,7 @@ class Hosts:
             yield
         except RecipeError as error:
             failure = error
-        errors = everyones(failure and str(failure)) if self.sharded else []
+        errors = gather_objects(failure and str(failure)) if self.sharded else []
         if failure is not None:
             raise failure
         for name, reported in zip(self.process_hosts, errors, strict=bool(errors)):
@@ -102,7 +102,7 @@ def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:
     )
     if not sharded or int(environ.get("WORLD_SIZE", "1")) == 1:
         return ONE
-    names = everyones(environ.get("SM_CURRENT_HOST"))
+    names = gather_objects(environ.get("SM_CURRENT_HOST"))
     if len(names) == 1:  # before the processes know each other
         return ONE
     if None in names:

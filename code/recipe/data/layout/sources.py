@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipe.data.column_names import plain
+from recipe.data.column_names import plain_name
 from recipe.data.files import image_files
-from recipe.errors import DataError, listed
+from recipe.errors import DataError, join_names
 
 _SIDE_SUFFIXES = (
     *(".md", ".rst", ".html", ".pdf", ".bib", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml"),
@@ -69,7 +69,7 @@ class Sources:
             )
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
-            yield f"skipped in channel {channel}, since these are not data: {listed(names)}"
+            yield f"skipped in channel {channel}, since these are not data: {join_names(names)}"
 
 
 def scan(path: Path, images: bool = False) -> Sources:
@@ -148,7 +148,7 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...], images: bool) -
         with path.open("rb") as stream:
             is_side = _MANIFEST_ROW.match(stream.read(65536)) is None
     is_list = path.suffix.lower() in _LIST_SUFFIXES and _CLASSES.fullmatch(
-        plain(path.stem).replace("-", "_")
+        plain_name(path.stem).replace("-", "_")
     )
     if images and path.suffix.lower() in image_files.SUFFIXES:
         sources.images.append(path)

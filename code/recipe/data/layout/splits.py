@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
-from recipe.errors import DataError, listed
+from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain_name, split_of
+from recipe.errors import DataError, join_names
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
@@ -57,21 +57,27 @@ def assign_by_names(
     is_evaluated = channel_split in ("validation", "test")
     if is_evaluated and channel_split not in files and len(files) == 1 and not unnamed:
         # The user has named the channel, and evaluation data is never learned.
-        notes.append(f"{listed(paths)}: taken as {channel_split} data, as the channel is named so.")
+        notes.append(
+            f"{join_names(paths)}: taken as {channel_split} data, as the channel is named so."
+        )
         return {str(channel_split): list(paths)}
     if channel_split == TRAIN and files and TRAIN not in files:
-        others = f"{listed(unnamed)} may be of any split" if unnamed else "no other file is there"
+        others = (
+            f"{join_names(unnamed)} may be of any split" if unnamed else "no other file is there"
+        )
         raise DataError(
-            f"{listed([path for path in paths if path not in unnamed])}: the names mention "
+            f"{join_names([path for path in paths if path not in unnamed])}: the names mention "
             f"{' and '.join(sorted(files))} data. None mentions training data, and {others}.",
             "Name the training data train, such as train.csv, or give each split a channel of its "
             "own (train, test). Leave out files with the rows of all splits.",
         )
     if unnamed and channel_split is None:
-        notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
+        notes.append(
+            f"{join_names(unnamed)} is not used: neither it nor its channel names a split."
+        )
     elif unnamed and channel_split in files and channel_split == TRAIN:
         notes.append(
-            f"{listed(unnamed)} is not used: other files are named after {channel_split} data."
+            f"{join_names(unnamed)} is not used: other files are named after {channel_split} data."
         )
     elif unnamed and channel_split is not None:
         files.setdefault(channel_split, []).extend(unnamed)
@@ -101,7 +107,7 @@ def _check_no_union(paths: Sequence[Path]) -> None:
         others = [other for other in paths if other.parent == path.parent and other != path]
         if others and _UNIONS & {*_SEPARATORS.split(path.name.partition(".")[0].lower())}:
             raise DataError(
-                f"{path} may hold the rows of {listed(others, 3)}, by its name, which would be "
+                f"{path} may hold the rows of {join_names(others, 3)}, by its name, which would be "
                 "read twice.",
                 "Leave out either, or rename it.",
             )
@@ -112,7 +118,7 @@ def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
     named_parts = []
     for index, part in enumerate(path.relative_to(root).parts):
         key, is_partition, value = part.partition("=")
-        if is_partition and plain(key) not in SPLIT_COLUMNS:
+        if is_partition and plain_name(key) not in SPLIT_COLUMNS:
             continue
         if split := split_of(value if is_partition else part):
             named_parts.append((index, split))

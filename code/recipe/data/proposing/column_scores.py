@@ -22,7 +22,7 @@ from recipe.data.column_settings import (
     sample_cells,
 )
 from recipe.data.files.part import Part, is_list, is_number
-from recipe.settings import DataSettings, separated
+from recipe.settings import DataSettings, split_values
 from recipe.spec import (
     COMPLETION_NAMES,
     DESCRIPTIONS,
@@ -32,8 +32,8 @@ from recipe.spec import (
     CellKind,
     Column,
     Form,
-    normalized,
-    stem,
+    name_stem,
+    normalize_name,
 )
 from recipe.task_table import names_of_samples, names_target
 
@@ -78,10 +78,10 @@ Roles = Mapping[str, Sequence[str]]
 
 def narrow_form(form: Form, names: Iterable[str]) -> Form:
     """Return a form with the names of the pair of which a file has most."""
-    known = set(map(normalized, names))
+    known = set(map(normalize_name, names))
     # Names that mean as much without the other one of a pair.
-    alone = {*map(normalized, (*TEXT_NAMES, *COMPLETION_NAMES)), *DESCRIPTIONS}
-    pairs = [tuple(map(normalized, pair)) for pair in form.pairs]
+    alone = {*map(normalize_name, (*TEXT_NAMES, *COMPLETION_NAMES)), *DESCRIPTIONS}
+    pairs = [tuple(map(normalize_name, pair)) for pair in form.pairs]
     counts = [2 * known.issuperset(pair) or len(known.intersection(pair) - alone) for pair in pairs]
     if not any(counts):
         return form
@@ -89,7 +89,9 @@ def narrow_form(form: Form, names: Iterable[str]) -> Form:
     if max(counts) == len(best):
         return form.with_pair(best)
     columns = [
-        dataclasses.replace(column, names=(name,)) if normalized(name) in known - alone else column
+        dataclasses.replace(column, names=(name,))
+        if normalize_name(name) in known - alone
+        else column
         for column, name in zip(form.columns, best, strict=False)
     ]
     return dataclasses.replace(form, columns=(*columns, *form.columns[2:]))
@@ -184,9 +186,9 @@ def _whole_score(form: Form, roles: Roles, profiles: Mapping[str, str]) -> float
 def _is_known(name: str) -> bool:
     """Return whether a name is one of a column of samples of some task."""
     known = names_of_samples()
-    keys = {normalized(name), stem(name)}
+    keys = {normalize_name(name), name_stem(name)}
     return bool(keys & (known.single.keys() | known.parts)) or (
-        stem(name) != normalized(name) and stem(name) in known.numbered
+        name_stem(name) != normalize_name(name) and name_stem(name) in known.numbered
     )
 
 
@@ -194,9 +196,9 @@ def _given(column: Column, settings: DataSettings) -> Sequence[str]:
     """Return the columns that hyperparameters name for a role."""
     if column.role in settings.columns_by_role:
         return settings.columns_by_role[column.role]
-    named = separated(getattr(settings, column.setting)) if column.setting else []
+    named = split_values(getattr(settings, column.setting)) if column.setting else []
     if column.setting == "text_pair_column" and not named:
-        return separated(settings.text_column)[1:2]
+        return split_values(settings.text_column)[1:2]
     return named[:1] if column.setting == "text_column" else named
 
 
@@ -204,12 +206,12 @@ def _groups(profiles: Mapping[str, str]) -> list[Sequence[str]]:
     """Return groups of columns that differ in a number or letter: `answer_a`, `answer_b`."""
     by_stem: dict[str, list[str]] = {}
     for name, profile in profiles.items():
-        key = "" if len(name.strip()) == 1 else stem(name)
+        key = "" if len(name.strip()) == 1 else name_stem(name)
         is_named = not name.startswith("column_")  # without a header
         if (
             is_named
             and profile in ("text", "words", "category", "codes")
-            and key != normalized(name)
+            and key != normalize_name(name)
         ):
             by_stem.setdefault(key, []).append(name)
     return [group for group in by_stem.values() if len(group) > 1]
@@ -240,13 +242,15 @@ def _score(column: Column, name: str, profile: str, form: Form) -> float | None:
     if column.role in ("tokens", "tags"):
         is_listed = profile in ("list", "records") and (by_name > 0 or column.is_target)
         return by_name + 0.3 * bool(by_name) if is_listed or is_named else None
-    is_split = normalized(name) in {*map(normalized, SPLIT_COLUMNS)} or len(splits_in(name)) > 1
+    is_split = (
+        normalize_name(name) in {*map(normalize_name, SPLIT_COLUMNS)} or len(splits_in(name)) > 1
+    )
     if is_split or _describes(name, profile):
         return by_name if is_named and profile != "nothing" else None
     if column.role == "answers" and "starts" not in form.roles:
         return by_name if profile in ("list", "records") else None
     if column.role == "score":
-        if normalized(name) in map(normalized, column.names):
+        if normalize_name(name) in map(normalize_name, column.names):
             return by_name + 0.5
         by_name = min(by_name, _FEEBLE)  # a label of classes, rather
     kind = "text"
@@ -268,7 +272,7 @@ def _score(column: Column, name: str, profile: str, form: Form) -> float | None:
         if (is_found and not by_name) or (
             column.role in ("text", "text_pair")
             and not is_found
-            and normalized(name) in COMPLETION_NAMES
+            and normalize_name(name) in COMPLETION_NAMES
         ):
             fit -= 0.3
         if column.role == "input" and not _CONTEXTS & {*words_of(name)}:
@@ -278,7 +282,7 @@ def _score(column: Column, name: str, profile: str, form: Form) -> float | None:
 
 def _describes(name: str, profile: str) -> bool:
     """Return whether a column's name says that it identifies or describes a sample."""
-    key = normalized(name)
+    key = normalize_name(name)
     is_description = key in DESCRIPTIONS or words_of(name)[-1] in DESCRIPTIONS
     return (
         is_identifier(name)
@@ -291,13 +295,13 @@ def _describes(name: str, profile: str) -> bool:
 @functools.lru_cache(maxsize=8192)
 def _name_score(column: Column, name: str) -> float:
     """Return how much a name speaks for a role, from 0 to 1."""
-    key = normalized(name)
+    key = normalize_name(name)
     for names, score in ((column.names, _NAMED), (column.names_of_task, _OF_TASK)):
-        listed = {*map(normalized, names)}
+        listed = {*map(normalize_name, names)}
         if (key in listed and not column.is_numbered) or (
-            column.is_repeated and key != stem(name) in listed
+            column.is_repeated and key != name_stem(name) in listed
         ):
-            return _WEAK if key in map(normalized, column.weak_names) else score
+            return _WEAK if key in map(normalize_name, column.weak_names) else score
     words = words_of(name)
     spoken = {*words, *(f"{word}s" for word in words), name.strip().lower()}
     related: frozenset[str] = frozenset()

@@ -17,10 +17,10 @@ from recipe.data import values
 from recipe.data.column_settings import (
     ColumnsError,
     is_identifier,
-    quoted,
+    quote_value,
     sample_cells,
 )
-from recipe.data.columns import ColumnSelection, select
+from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.proposing.column_scores import (
@@ -37,7 +37,7 @@ from recipe.spec import (
     CellKind,
     Form,
     TaskSpec,
-    normalized,
+    normalize_name,
 )
 from recipe.task_table import TASKS
 
@@ -67,7 +67,7 @@ class Proposal:
     def line(self, with_task: bool) -> str:
         """Return the hyperparameters as a message shows them: `text_column=a label_column=b`."""
         pairs = {"task": self.task, **self.settings} if with_task else self.settings
-        return " ".join(f"{name}={quoted(value)}" for name, value in pairs.items())
+        return " ".join(f"{name}={quote_value(value)}" for name, value in pairs.items())
 
 
 def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list[Proposal]:
@@ -131,7 +131,7 @@ def _translations(part: Part, spec: TaskSpec, settings: DataSettings) -> Iterato
     for source, target in itertools.permutations(codes, 2):
         line: dict[str, Any] = {"source_lang": source, "target_lang": target}
         with contextlib.suppress(DataError):
-            selection = select(part, spec, dataclasses.replace(settings, **line))
+            selection = select_columns(part, spec, dataclasses.replace(settings, **line))
             yield Proposal(task=spec.name, settings=line, selection=selection, score=2.0)
 
 
@@ -154,7 +154,7 @@ def explained(
         lines = [proposal.line(False) for proposal in find(part, {spec.name: 0.0}, settings)]
     elif error.unread:
         ignored = dict.fromkeys([*settings.ignored_columns, *error.unread])
-        lines = [f"ignore_columns={quoted(','.join(ignored))} to leave out what is not meant"]
+        lines = [f"ignore_columns={quote_value(','.join(ignored))} to leave out what is not meant"]
     remedy = f"Give {'; or '.join(lines)}." if lines else error.remedy
     rest = error.remedy if lines and training is not None else ""
     return DataError(error.message, f"{remedy} {rest}".strip())
@@ -188,7 +188,7 @@ def check_lone_words(part: Part) -> None:
     """Raise DataError if a file has a word in each row, of sentences that it does not hold."""
     profiles = {name: profile_column(part, name) for name in part.table.column_names}
     for name, profile in profiles.items():
-        is_word = normalized(name) in _WORD_NAMES and profile in ("codes", "category")
+        is_word = normalize_name(name) in _WORD_NAMES and profile in ("codes", "category")
         if is_word and "text" not in profiles.values():
             raise DataError(
                 f"{part.path} has a word in each row, in column {name!r}: tags depend on the other "
@@ -236,7 +236,7 @@ def _checked(
         line: dict[str, Any] = _line(part, form, roles, settings, is_short)
         for _ in range(2):
             try:
-                selection = select(part, spec, dataclasses.replace(settings, **line))
+                selection = select_columns(part, spec, dataclasses.replace(settings, **line))
                 _check_cells(part, spec, selection)
             except ColumnsError as error:
                 is_text = len(roles) == 1 and form[next(iter(roles))].kind is CellKind.TEXT

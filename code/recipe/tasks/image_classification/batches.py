@@ -26,7 +26,7 @@ from recipe.batching.batches import Batch, Samples
 from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.data.column_names import LABEL
-from recipe.data.files.image_files import Unreadable, picture
+from recipe.data.files.image_files import Unreadable, read_image
 from recipe.errors import DataError, ModelError, Problems
 from recipe.storage import number_files
 from recipe.tasks.image_classification.data import BYTES, FILE, LOCATION
@@ -204,7 +204,7 @@ def read(
             with problems.noted():
                 source = sample[BYTES] if sample[BYTES] is not None else Path(sample[FILE])
                 try:
-                    opened = picture(source)
+                    opened = read_image(source)
                 except Unreadable as error:
                     raise DataError(
                         f"{sample[LOCATION]}: {error}", "Remove it, or save it again."

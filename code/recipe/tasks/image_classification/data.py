@@ -20,7 +20,7 @@ from recipe.data.labels import LabelShape
 from recipe.data.layout import sources
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.data.reading import ReadFile, describe_files, read_columns
-from recipe.errors import DataError, Problems, listed
+from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
@@ -57,7 +57,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         built, reading, settings, lambda split: np.asarray(split[LABEL][:])
     )
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
-    shown = listed([f"{name} ({count} images)" for name, count in sizes.items()])
+    shown = join_names([f"{name} ({count} images)" for name, count in sizes.items()])
     notes += [rule, f"{len(known.names)} labels: {shown}"]
     return Splits(**uses, labels=known, notes=notes, text_columns=(LOCATION,))
 

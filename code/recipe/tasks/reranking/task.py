@@ -27,7 +27,7 @@ from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance, values
 from recipe.data.files.part import RowGatherer
-from recipe.data.files.spool import spooled
+from recipe.data.files.spool import spool_tables
 from recipe.data.relevance import PAIRS, QUERY, SCHEMA, SCORES, TEXTS
 from recipe.errors import DataError
 from recipe.models import pretrained, ranking_losses
@@ -151,7 +151,7 @@ class Reranking(Task):
                 "Give negatives (a column called negative or negatives), or a number for each "
                 "query and text (a column called label): 0 for irrelevant texts.",
             )
-        lists = spooled(SCHEMA, _query_groups(rows))
+        lists = spool_tables(SCHEMA, _query_groups(rows))
         least, most = pc.min_max(pc.list_flatten(lists[SCORES])).as_py().values()
         if least < 0:
             raise DataError(

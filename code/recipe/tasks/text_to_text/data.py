@@ -9,10 +9,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
-from recipe.data.column_names import ADDRESS, SOURCE, TARGET, plain
+from recipe.data.column_names import ADDRESS, SOURCE, TARGET, plain_name
 from recipe.data.files.part import is_string
 from recipe.data.held_out import DataSets
-from recipe.data.reading import ReadFile, only, read_columns
+from recipe.data.reading import ReadFile, keep_rows, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -50,7 +50,7 @@ def _texts(file: ReadFile, checks_languages: bool, notes: list[str]) -> pa.Table
     """Return the rows with both texts; a note counts the others."""
     part, source, target = file.part, file.columns[SOURCE], file.columns[TARGET]
     for field in part.table.schema if checks_languages else ():
-        if plain(field.name) in _LANGUAGES and is_string(field.type):
+        if plain_name(field.name) in _LANGUAGES and is_string(field.type):
             codes = part.distinct(field.name, _MOST_LANGUAGES) or ["many"]
             if len(codes) != 1:
                 raise DataError(
@@ -62,7 +62,7 @@ def _texts(file: ReadFile, checks_languages: bool, notes: list[str]) -> pa.Table
                 )
     both = [values.texts(part, column) for column in (source, target)]
     are_there = pc.and_(*map(values.has_text, both))
-    part = only(part, are_there.to_pylist(), "lack a text", notes)
+    part = keep_rows(part, are_there.to_pylist(), "lack a text", notes)
     return pa.table({
         SOURCE: values.texts(part, source),
         TARGET: values.texts(part, target),

@@ -23,7 +23,7 @@ from recipe.models import encoder_decoders, lora
 from recipe.models.sources.origin import Origin
 from recipe.reports.generations import GeneratedTexts
 from recipe.reports.model_card import About
-from recipe.runtime.device import everyones
+from recipe.runtime.device import gather_objects
 from recipe.settings import DataSettings
 from recipe.tasks.base import (
     Batches,
@@ -96,7 +96,7 @@ class _TextPairs(TokenLosses):
                 # Without padding and start tokens.
                 lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
                 generated += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
-        every = sorted(row for part in everyones(generated) for row in part)
+        every = sorted(row for part in gather_objects(generated) for row in part)
         numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
         self.last = GeneratedTexts(numbers, texts, samples.texts)
         scores = score_texts(texts, self.last.targets(), self._settings.target_lang)
