@@ -56,9 +56,9 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
         selections.append(reading_select(*args, **kwargs))
         return selections[-1]
 
-    reading_select = reading.select
+    reading_select = reading.select_columns
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "select", select)
+        patch.setattr(reading, "select_columns", select)
         task, _ = detection.find(parsed, {"train": folder / "data"})
         task_table.load(task)({"train": folder / "data"}, dataclasses.replace(parsed, task=task))
     columns = selections[0].columns.items()
