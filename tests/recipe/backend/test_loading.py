@@ -25,7 +25,8 @@ from recipe.runtime import device
 from recipe.tasks.causal_lm.serve import Generator
 from tests.support import plain_answers
 from tests.support.adapter_kit import adapter, merged
-from tests.support.serving_kit import LETTERS, TEXTS, Handlers, assert_close, save, tokenizer
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
+from tests.support.tiny_models import LETTERS
 
 CAUSAL = {"auto": transformers.AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
 
