@@ -7,6 +7,7 @@ A run is the folder of a job (`--out` of `amphora train`), or the one with its m
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def main(argv: list[str]) -> int:
     from recipe.errors import RecipeError
     from recipe.reports import run_comparison
 
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `report ... | head`
     try:
         for line in run_comparison.compare(*map(Path, argv)):
             print(line)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 
 
@@ -23,6 +24,14 @@ def main(argv: list[str]) -> None:
     # Imports create no garbage, and collecting takes a quarter of their time.
     gc.disable()
     from recipe import arguments, errors, paths
+
+    if argv[:1] == ["--help"]:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for `--help | head`
+        try:
+            print(arguments.describe(*argv[1:2]))
+        except errors.RecipeError as error:
+            sys.exit(f"{type(error).__name__}: {error}")
+        return
     from recipe.training import run
 
     for stream in (sys.stdout, sys.stderr):
@@ -31,9 +40,6 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     gc.enable()
     try:
-        if argv[:1] == ["--help"]:
-            print(arguments.describe(*argv[1:2]))
-            return
         folders = paths.from_environment(os.environ)
         run.run(arguments.parse(argv, folders), folders, os.environ)
     except errors.RecipeError as error:

@@ -8,6 +8,8 @@ import threading
 import time
 from types import TracebackType
 
+_LOG_SECONDS = 10.0
+
 
 def is_first_process() -> bool:
     """Return whether this is rank 0 of the job, or its only process."""
@@ -51,7 +53,8 @@ class Progress:
             self._thread.join()
 
     def _log(self) -> None:
-        seconds = 0.5 if os.environ.get("AMPHORA_TERMINAL") else 10.0
+        is_bar = self._total and os.environ.get("AMPHORA_TERMINAL")
+        seconds = 0.5 if is_bar else _LOG_SECONDS
         started = time.monotonic()
         while not self._ended.wait(seconds):
             if self._total:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                        help="show this and the hyperparameters, or one of them")  # fmt: skip
     serve = commands.add_parser(
         "serve",
-        help="serve the model in /opt/ml/model, or of a folder",
+        help="serve the model in /opt/ml/model, of a folder, or of the Hugging Face hub",
         epilog="SAGEMAKER_BASE_DIR replaces /opt/ml. Settings are environment variables, such as "
         "SAGEMAKER_BIND_TO_PORT; docs/SERVING.md and docs/REFERENCE.md list them.",
     )
-    serve.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="a run or a model")
+    serve.add_argument("folder", metavar="FOLDER", nargs="?", type=Path,
+                       help="a run, a model, or a name on the hub")  # fmt: skip
     serve.add_argument("--port", metavar="N", help="the port, 8080 by default")
     predict = commands.add_parser(
         "predict",
@@ -79,15 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_argument("--steps", metavar="N", type=int, help=f"{trial} time, price and memory")
     quantize = commands.add_parser(
         "quantize",
+        usage="amphora quantize FOLDER DATA [--NAME VALUE ...]",
         help="add an int8 encoder, for CPUs, to a finished model",
+        allow_abbrev=False,
         epilog="Evaluates both on the rows of --data, and writes FOLDER/int8 if it is within "
-        "max_score_loss and max_flips (docs/SERVING.md).",
+        "max_score_loss and max_flips (docs/SERVING.md): also NAME=VALUE, as in max_flips=0.02.",
     )
     quantize.add_argument("--model", metavar="FOLDER", help="a run or a model; also the first path")
     quantize.add_argument("--data", metavar="PATH", help="rows to judge by; also the second path")
-    quantize.add_argument(
-        "settings", metavar="NAME=VALUE", nargs="*", help="more hyperparameters: max_flips=0.02"
-    )
     report = commands.add_parser(
         "report",
         help="compare two runs: scores, hyperparameters, rows that one of them gets right",
@@ -114,10 +115,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
     try:
-        return run(arguments)
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
     except AmphoraError as error:
         logging.getLogger("amphora").error("%s", error)
         return 2
+    except KeyboardInterrupt:
+        logging.getLogger("amphora").error("stopped; the same command continues")
+        return 130
+    except BrokenPipeError:  # `amphora ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -154,8 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps = arguments.steps or 0
         return commands.doctor([*words, *named], os.environ, arguments.json, steps)
     if command == "quantize":
-        named = [*arguments.settings, *words]
-        return commands.quantize(arguments.model, arguments.data, named, os.environ)
+        return commands.quantize(arguments.model, arguments.data, words, os.environ)
     if command == "verify":
         return commands.verify(arguments.model, os.environ)
     from amphora.local.file_answers import predict

@@ -16,14 +16,16 @@ sys.path.insert(0, str(CODE))
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave a test nothing of what workers and trainings before it in this process have set: pauses,
-    dropout (`cpu_kernels.lighten`), and what SIGTERM does."""
+    dropout (`cpu_kernels.lighten`), and what signals do."""
     if (turns := sys.modules.get("recipe.backend.turns")) is not None:
         monkeypatch.setattr(turns, "_pause", None)
     if (functional := sys.modules.get("torch.nn.functional")) is not None:
         monkeypatch.setattr(functional, "dropout", functional.dropout)
-    before = signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module", autouse=True)

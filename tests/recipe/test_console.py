@@ -2,6 +2,7 @@
 
 import pytest
 
+from recipe import console
 from recipe.console import Progress
 from tests.support.until import until
 
@@ -20,13 +21,15 @@ def test_a_long_phase_says_how_far_it_is(
     with Progress("tokenizing", 40) as progress:
         progress.done = 30
         until(lambda: is_logged("tokenizing: 30 of 40 rows (75 %)\n"), 60, shown)
+    monkeypatch.setattr(console, "_LOG_SECONDS", 0.05)  # not of a bar, which has a total
     with Progress("loading"):
         until(lambda: is_logged("loading: "), 60, shown)
+    monkeypatch.undo()
     # Other processes are silent; and without a terminal a short phase is.
     monkeypatch.setenv("RANK", "1")
     with Progress("evaluation", 40) as other:
         assert not other._thread.is_alive()
-    monkeypatch.delenv("AMPHORA_TERMINAL")
+    monkeypatch.delenv("AMPHORA_TERMINAL", raising=False)
     monkeypatch.setenv("RANK", "0")
     with Progress("evaluation", 40) as quiet:
         quiet.done = 40

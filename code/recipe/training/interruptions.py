@@ -1,7 +1,7 @@
 """Decide, with all processes of a training, when it saves and when it stops.
 
-On SIGTERM (spot interruption, stopped job) the current step ends, the state is saved and the
-process exits with `EXIT_CODE`. The next start of the job resumes there.
+On SIGTERM (spot interruption, stopped job) or SIGINT (Ctrl-C) the current step ends, the state is
+saved and the process exits with `EXIT_CODE`. The next start of the job resumes there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Interruptions(TrainerCallback):
         """Whether a stop ended training before its last step."""
 
     def listen(self) -> None:
-        """Install the handler of SIGTERM. Every process must call it."""
+        """Install the handler of SIGTERM and SIGINT. Every process must call it."""
         if dist.is_initialized():
             # On the CPU, so that exchanges do not wait for an accelerator. Create the group before
             # installing the handler: a process that survived SIGTERM would wait for ended ones.
@@ -57,7 +57,8 @@ class Interruptions(TrainerCallback):
         def request_stop(number: int, frame: object) -> None:
             self._is_requested = True
 
-        signal.signal(signal.SIGTERM, request_stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, request_stop)
 
     def _agreed(self, where: str) -> tuple[bool, bool]:
         """Return whether any process received a stop, and whether to save now.

@@ -20,6 +20,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from recipe import arguments
 from recipe.compat import quieten
+from recipe.console import Progress
 from recipe.errors import RecipeError
 from recipe.models import quantized
 from recipe.paths import Folders
@@ -70,7 +71,8 @@ def inspect(
         named = ("SM_NUM_GPUS", "SM_HOSTS", "CUDA_VISIBLE_DEVICES",
                  "OMP_NUM_THREADS")  # fmt: skip
         environ = {name: os.environ[name] for name in named if name in os.environ}
-        plan = resolution.resolve(hyperparameters, folders, environ, Table(add), processes)
+        with Progress("reading the data"):
+            plan = resolution.resolve(hyperparameters, folders, environ, Table(add), processes)
         for finding in plan.task.findings():
             add(finding)
         _measure(plan, steps, started, add)

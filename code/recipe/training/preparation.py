@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from transformers import set_seed
 
 from recipe.batching.batches import Samples
-from recipe.console import is_first_process
+from recipe.console import Progress, is_first_process
 from recipe.errors import DistributedError
 from recipe.plan import batch_layout, data_report, resolution, trainer_arguments
 from recipe.plan.batch_layout import BatchPlan, TrainableModel
@@ -63,7 +63,7 @@ def prepare(
     set_seed(given.seed)  # before the model's new head is initialised
     # Under torch-xla, processes wait for each other in its own rendezvous.
     waits = plan.arguments.main_process_first if xla.is_used() else host_order.first_of_host
-    with waits():
+    with waits(), Progress("loading the model"):
         loaded = resolution.load(plan, table)
     watch.lap("model")
     if samples is not None:

@@ -12,7 +12,7 @@ import torch
 from transformers import EarlyStoppingCallback
 
 from recipe.compat import parts, quieten
-from recipe.console import is_first_process, say, say_row
+from recipe.console import Progress, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
 from recipe.paths import Folders
 from recipe.plan import resolution
@@ -46,7 +46,8 @@ def run(
     start_facts = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in start_facts.items() if v))
 
-    plan = resolution.resolve(hyperparameters, folders, environ, table)
+    with Progress("reading the data"):
+        plan = resolution.resolve(hyperparameters, folders, environ, table)
     watch.lap("data")
     prepared = preparation.prepare(plan, table, watch)
     writer = results.JobResults(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,8 @@ def train(words: Sequence[str], environ: Mapping[str, str]) -> int:
         shown = os.path.relpath(job.base) if job.base.is_relative_to(Path.cwd()) else str(job.base)
         print(f"\nThe same job on SageMaker, its data in S3:\n\n{local_job.sdk_snippet(job)}\n")
         print(f"Report:  {shown}/output/data/report.html")
-        print(f"Serve:   amphora serve {shown}")
-        print(f"Predict: amphora predict {shown} FILE --out ANSWERS.csv", flush=True)
+        print(f"Serve:   amphora serve {shlex.quote(shown)}")
+        print(f"Predict: amphora predict {shlex.quote(shown)} FILE --out ANSWERS.csv", flush=True)
     return code
 
 
@@ -104,6 +105,10 @@ def serve(folder: Path, port: str | None, environ: Mapping[str, str]) -> int:
     from amphora.serving.http import server
 
     named = {"SAGEMAKER_BIND_TO_PORT": port} if port else {}
+    if local_job.is_hub_name(folder):
+        with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
+            (Path(scratch) / "model").mkdir()
+            return server.serve(Path(scratch), {**environ, **named, "HF_MODEL_ID": str(folder)})
     with (
         tempfile.TemporaryDirectory(prefix="amphora-") as scratch,
         local_job.model_base(folder, Path(scratch)) as base,

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import ctypes
 import gzip
 import hashlib
+import http.client
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -36,6 +39,7 @@ log = logging.getLogger("amphora")
 Row = dict[str, Any]
 _ROWS, _CHARACTERS, _REQUESTS = 64, 200_000, 8
 """The most rows and characters of a request, and requests on their way."""
+_PR_SET_PDEATHSIG = 1
 _TIMEOUT_SECONDS = 3600
 _LOG_SECONDS = 10.0
 _FORMS = (
@@ -44,6 +48,9 @@ _FORMS = (
     *(("inputs",), ("messages",), ("prompt",), ("text",), ("sentence",)),
 )
 """Columns of a record if the model does not name those of its training, in this order."""
+_TEXTS = {"text", "body", "message", "content", "description", "sentence", "review", "comment"}
+_LONE = "text"
+"""The column of a file that has texts without a header."""
 _PREFIX, _ANSWER, _ERROR = "predicted_", "prediction", "error"
 
 
@@ -61,23 +68,39 @@ def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int
     model = folder / "model" if (folder / "model").is_dir() else folder
     if not data.is_file():
         raise ConfigError(f"{data} is not a file.", "Give the file whose rows to answer.")
+    if out.resolve() == data.resolve():
+        raise ConfigError("--out is the file of the rows.", "Give another file.")
     if out.suffix not in (".csv", ".jsonl"):
         raise ConfigError(f"--out is {str(out)!r}.", "Give a file that ends in .csv or .jsonl.")
     rows = list(_read_rows(data))
     if not rows:
         raise ConfigError(f"{data} has no rows.", "Give a file with rows below its header.")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    taken = [name for name in columns if name == _ANSWER or name.startswith(_PREFIX)]
+    if taken:
+        raise ConfigError(
+            f"{data} has the column {taken[0]!r}, and answers have such names.",
+            f"Rename columns named {_ANSWER!r} or {_PREFIX}...",
+        )
     record = _record_of(rows[0], model, text_column, data)
+    records = [record(row) for row in rows]
     part = out.with_name(f"{out.name}.part")
     mark = _fingerprint(data, model, text_column)
     done = _read_answers(part, mark)
     if done:
         log.info("%s has the answers to %d of %d rows: continuing", part, len(done), len(rows))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if len(done) < len(rows):
-        _answer(folder, [record(row) for row in rows], part, mark, len(done))
-    answers = _read_answers(part, mark)
-    _write(out, rows, answers)
-    part.unlink()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if len(done) < len(rows):
+            _answer(folder, records, part, mark, len(done))
+        answers = _read_answers(part, mark)
+        _write(out, rows, answers)
+        part.unlink()
+    except (OSError, http.client.HTTPException) as error:
+        raise AmphoraError(
+            f"The answers are not complete: {error}.",
+            f"Start the command again: it continues after the answers in {part}.",
+        ) from error
     failed = sum(isinstance(answer, dict) and _ERROR in answer for answer in answers)
     log.info("%s has the answers to %d rows, %d of them errors", out, len(answers), failed)
     return int(failed > 0)
@@ -86,61 +109,95 @@ def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int
 def _read_rows(data: Path) -> Iterator[Row]:
     """Yield the rows of a file. Raise ConfigError if it has another format, or a row is invalid."""
     suffixes = [suffix for suffix in data.suffixes if suffix != ".gz"]
-    kind = suffixes[-1] if suffixes else ""
+    kind = suffixes[-1].lower() if suffixes else ""
+    if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".txt"):
+        raise ConfigError(
+            f"{data} has the suffix {kind or 'of no format'!r}.",
+            "Give a .csv, .tsv, .jsonl or .txt file.",
+        )
     opened: Callable[..., IO[str]] = gzip.open if data.suffix == ".gz" else open
+    number = 0
     with opened(data, "rt", encoding="utf-8-sig", newline="") as file:
         try:
             if kind in (".csv", ".tsv"):
                 csv.field_size_limit(sys.maxsize)
-                reader = csv.DictReader(
-                    file, delimiter="\t" if kind == ".tsv" else ",", strict=True
-                )
-                for row in reader:
-                    if None in row or None in row.values():
+                delimiter = "\t" if kind == ".tsv" else _delimiter(file.readline())
+                file.seek(0)
+                reader = csv.reader(file, delimiter=delimiter, strict=True)
+                header, number = next(reader, []), 1
+                if len(set(header)) < len(header):
+                    raise ValueError("two columns have one name")
+                for cells in reader:
+                    number = reader.line_num
+                    if cells and len(cells) != len(header):
                         raise ValueError("it has another number of fields than the header")
-                    yield row
-            elif kind in (".jsonl", ".ndjson"):
-                for line in file:
-                    if line.strip():
-                        value = json.loads(line)
-                        yield value if isinstance(value, dict) else {"text": value}
-            elif kind == ".txt":
-                for line in file:
-                    yield {"text": line.rstrip("\r\n")}
-            else:
-                raise ConfigError(
-                    f"{data} has the suffix {kind or 'of no format'!r}.",
-                    "Give a .csv, .tsv, .jsonl or .txt file.",
-                )
+                    if cells:
+                        yield dict(zip(header, cells, strict=True))
+                return
+            for line in file:
+                number += 1
+                if kind == ".txt":
+                    yield {_LONE: line.rstrip("\r\n")}
+                elif line.strip():
+                    value = json.loads(line)
+                    json.dumps(value, ensure_ascii=False).encode()  # not half a surrogate
+                    yield value if isinstance(value, dict) else {_LONE: value}
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{data} is not UTF-8: {error}.", "Save it as UTF-8.") from error
         except (ValueError, csv.Error) as error:
-            number = reader.line_num if kind in (".csv", ".tsv") else "?"
             raise ConfigError(f"{data}, line {number}: {error}.", "Correct the row.") from error
+        except (OSError, EOFError) as error:
+            raise ConfigError(f"{data} cannot be read: {error}.", "Give a whole file.") from error
+
+
+def _delimiter(header: str) -> str:
+    """Return the delimiter that cuts the first line of a .csv file into most columns."""
+    return max(
+        ",;\t|", key=lambda delimiter: len(next(csv.reader([header], delimiter=delimiter), []))
+    )
 
 
 def _record_of(
     row: Row, model: Path, text_column: str | None, data: Path
 ) -> Callable[[Row], dict[str, Any]]:
-    """Return what makes a request's record of a row. Raise ConfigError if columns are unclear."""
+    """Return what makes a request's record of a row. Raise ConfigError if columns are unclear.
+
+    Names decide: a model that knows the columns of its training answers no others, except those
+    of --text_column, the plain texts of a file without columns, and the bodies of requests.
+    """
     trained: Sequence[str] = ()
     with contextlib.suppress(OSError, ValueError):
         trained = json.loads((model / "config.json").read_text()).get("text_columns") or ()
     named = [name.strip() for name in (text_column or "").split(",") if name.strip()]
-    forms = [tuple(named)] if named else [tuple(trained), *_FORMS]
-    chosen = next((form for form in forms if form and set(form) <= set(row)), None)
-    if chosen is None and not named and len(row) == 1:
-        chosen = tuple(row)
+    if len(named) > 2:
+        raise ConfigError(f"--text_column names {len(named)} columns.", "Name one column or two.")
+    is_plain = list(row) == [_LONE] and len(trained) < 2
+    forms = [(_LONE,)] if is_plain else [tuple(trained), ("inputs",)] if trained else _FORMS
+    if named:
+        forms = [tuple(named)]
+    chosen = next((form for form in forms if set(form) <= set(row)), None)
     if chosen is None:
         wanted = ", ".join(named or trained) or "text"
+        likely = sorted(row, key=lambda name: name.lower() not in _TEXTS)
+        example = ",".join(likely[: max(1, len(trained))])
         raise ConfigError(
             f"{data} has the columns {', '.join(row)}, and not {wanted}.",
-            f"Name the texts: --text_column {next(iter(row))}",
+            f"Name the texts: --text_column {shlex.quote(example)}",
         )
-    if len(chosen) == 1:
-        return lambda row: {"inputs": row[chosen[0]]}
     parts = ("text", "text_pair") if named else chosen
-    return lambda row: {
-        "inputs": {part: row[name] for part, name in zip(parts, chosen, strict=True)}
-    }
+
+    def record(row: Row) -> dict[str, Any]:
+        missing = [name for name in chosen if name not in row]
+        if missing:
+            raise ConfigError(
+                f"{data} has a row without {missing[0]!r}: {str(row)[:100]}.",
+                "Give all rows the same columns.",
+            )
+        if len(chosen) == 1:
+            return {"inputs": row[chosen[0]]}
+        return {"inputs": {part: row[name] for part, name in zip(parts, chosen, strict=True)}}
+
+    return record
 
 
 def _fingerprint(data: Path, model: Path, text_column: str | None) -> str:
@@ -188,9 +245,9 @@ def _answer(
         chunks[-1].append(line)
         size += len(line)
     with (
-        _served(folder) as url,
         part.open("a" if done else "w", encoding="utf-8") as file,
         ThreadPoolExecutor(_REQUESTS) as pool,
+        _served(folder) as url,  # ends first, and with it the requests on their way
         tqdm(total=len(records), initial=done, unit="row", disable=not sys.stderr.isatty()) as bar,
     ):
         if not done:
@@ -225,7 +282,19 @@ def _served(folder: Path) -> Iterator[str]:
         "SAGEMAKER_MODEL_SERVER_TIMEOUT": str(_TIMEOUT_SECONDS),
     }  # fmt: skip
     command = [sys.executable, "-m", "amphora", "serve", str(folder)]
-    server = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def end_with_parent() -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+    # The server must not outlive this process, whatever ends it.
+    previous = signal.signal(signal.SIGTERM, stop)
+    server = subprocess.Popen(
+        command, env=environ, stdout=subprocess.DEVNULL, preexec_fn=end_with_parent
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         while True:
@@ -241,6 +310,7 @@ def _served(folder: Path) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _ask(url: str, lines: Sequence[str]) -> list[Any]:
@@ -286,15 +356,18 @@ def _write(out: Path, rows: Sequence[Row], answers: Sequence[Any]) -> None:
 
 
 def _cells(answer: Any) -> Row:
-    """Return the columns of an answer: its values by name if all are single ones, else JSON."""
+    """Return the columns of an answer: its values by name, or all of it as JSON.
+
+    Lists stay whole, since a text with one entity must have the columns of one with two; only
+    generation has lists of one by design.
+    """
     if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], dict):
-        answer = answer[0]
-    if not isinstance(answer, dict):
-        return {_ANSWER: answer}
-    if any(isinstance(value, (dict, list)) for value in answer.values()):
-        return {_ANSWER: answer}
-    return {f"{_PREFIX}{name}": value for name, value in answer.items()}
+        answer = answer[0] if "generated_text" in answer[0] else answer
+    if isinstance(answer, dict):
+        return {f"{_PREFIX}{name}": value for name, value in answer.items()}
+    return {_ANSWER: answer}
 
 
 def _cell(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, type(None))) else json.dumps(value)
+    simple = (str, int, float, type(None))
+    return value if isinstance(value, simple) else json.dumps(value, ensure_ascii=False)

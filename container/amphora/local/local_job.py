@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ def read_words(words: Sequence[str], environ: Mapping[str, str]) -> LocalJob:
     channels = {name: [Path(word).expanduser() for word in words] for name, words in given.items()}
     if model and Path(model).expanduser().is_dir():
         channels["model"] = [Path(model).expanduser()]
+    elif model and (Path(model).is_file() or model.startswith(("/", "./", "../", "~"))):
+        problems.append(f"--model is {model!r}, which is not a folder. Give a model's folder.")
     elif model:
         options["model_name_or_path"] = model
     for name, files in channels.items():
@@ -89,6 +92,12 @@ def read_words(words: Sequence[str], environ: Mapping[str, str]) -> LocalJob:
     else:
         base = Paths.from_environment(environ).base
     absolute = {name: [file.absolute() for file in files] for name, files in channels.items()}
+    for file in (file for files in absolute.values() for file in files if file.is_dir()):
+        if base.resolve().is_relative_to(file.resolve()):
+            raise ConfigError(
+                f"The job's folder {base} is inside the data {file}, and would be read as data.",
+                "Give another folder by --out.",
+            )
     return LocalJob(base=base, channels=absolute, hyperparameters=options)
 
 
@@ -110,6 +119,12 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[s
         if options.get(name, value) != value:
             problems.append(f"--{name} is given twice. Give one value.")
         options[name] = value
+        # A shell makes several words of `--test data/*.csv`: they must not become training data.
+        if name in CHANNELS and remaining and not remaining[0].startswith("--"):
+            problems.append(
+                f"{remaining[0]!r} follows the path of --{name}. Write the training data first, "
+                f"and one file or folder after --{name}."
+            )
     return paths, options, problems
 
 
@@ -157,6 +172,12 @@ def _link_channels(job: LocalJob, data: Path) -> None:
             (data / name / file.name).symlink_to(file)
 
 
+def is_hub_name(path: Path) -> bool:
+    """Return whether a path is a name such as BAAI/bge-small-en-v1.5. If its first part is a
+    folder here, it is a misspelled path."""
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path))) and not path.parent.exists()
+
+
 @contextlib.contextmanager
 def model_base(path: Path, scratch: Path) -> Iterator[Path]:
     """Yield the base folder to serve: a run's folder, or one in `scratch` that links to a model's.
@@ -177,9 +198,13 @@ def model_base(path: Path, scratch: Path) -> Iterator[Path]:
 
 def sdk_snippet(job: LocalJob) -> str:
     """Return the same job as Python code for SageMaker's SDK v3."""
+
+    def quote_uri(path: str) -> str:
+        return json.dumps(f"s3://BUCKET/{job.base.name}/{path}", ensure_ascii=False)
+
     names = [name for name in job.channels if name in (*CHANNELS, "model")] or ["train"]
     inputs = "\n".join(
-        f'        InputData(channel_name="{name}", data_source="s3://BUCKET/{job.base.name}/{name}/"),'
+        f'        InputData(channel_name="{name}", data_source={quote_uri(f"{name}/")}),'
         for name in names
     )
     values = "\n".join(
@@ -197,7 +222,7 @@ trainer = ModelTrainer(
     hyperparameters={{
 {values}
     }},
-    checkpoint_config=CheckpointConfig(s3_uri="s3://BUCKET/{job.base.name}/checkpoints"),
+    checkpoint_config=CheckpointConfig(s3_uri={quote_uri("checkpoints")}),
 )
 trainer.train(
     [

@@ -4,9 +4,10 @@ import ast
 import csv
 import gzip
 import json
-import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,10 @@ def test_files_and_hyperparameters_become_the_job_that_sagemaker_would_run(data:
     assert ast.literal_eval(given["hyperparameters"]) == hyperparameters
     assert 'channel_name="train"' in snippet and 'channel_name="model"' in snippet
 
+    assert 'data_source="s3://BUCKET/tickets/train/"' in snippet
+    job = local_job.read_words([str(data / "tickets.csv"), "--out", 'a "b" ü'], {})
+    ast.parse(local_job.sdk_snippet(job))
+
     # The same folder again: other data replace the links, and a folder is linked whole.
     (data / "more").mkdir()
     (data / "more" / "tickets.csv").write_text("text,queue\nc d,y\n")
@@ -89,13 +94,23 @@ def test_files_and_hyperparameters_become_the_job_that_sagemaker_would_run(data:
     assert (base / "input" / "data" / "train").exists()
 
 
-def test_all_that_is_wrong_with_a_command_line_is_said_at_once(data: Path) -> None:
+def test_all_that_is_wrong_with_a_command_line_is_said_at_once(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("no.csv", "--test", "none", "--hf_token", "hf_secret", "--lr", "1", "--lr", "2")
     done = amphora("train", *words, cwd=data)
     assert done.returncode == 2 and not (data / "runs").exists()
     for part in ("no.csv does not exist", "none does not exist", "--lr is given twice", "HF_TOKEN"):
         assert part in done.stderr, done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
+    for words, message in (
+        (["tickets.csv", "--test", "a.csv", "b.csv"], "'b.csv' follows the path of --test"),
+        (["tickets.csv", "--model", "./none"], "not a folder"),
+        (["tickets.csv", "--model", str(data / "bert" / "config.json")], "not a folder"),
+        ([str(data / "code"), "--out", str(data / "code" / "run")], "is inside the data"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            local_job.read_words(words, {})
     kept = data / "mine" / "input" / "data" / "train"
     kept.mkdir(parents=True)
     (kept / "rows.csv").write_text("text,label\n")
@@ -103,10 +118,28 @@ def test_all_that_is_wrong_with_a_command_line_is_said_at_once(data: Path) -> No
     with pytest.raises(ConfigError, match="holds data that"):
         local_job.write_tree(job)
     assert (kept / "rows.csv").exists()
+    monkeypatch.chdir(data)
     for words in (("serve", "code"), ("predict", "code", "no.csv", "--out", "a.csv"),
                   ("predict", "code", "tickets.csv", "--out", "a.xlsx"),
-                  ("quantize", "bert"), ("serve", "bert", "more", "words")):  # fmt: skip
-        assert amphora(*words, cwd=data).returncode == 2
+                  ("predict", "code", "tickets.csv", "--out", "./tickets.csv"),
+                  ("serve", "code/none"), ("quantize", "bert"),
+                  ("quantize", "--max_flips", "0.1", "bert")):  # fmt: skip
+        assert main(words) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(("serve", "bert", "more", "words"))
+
+
+def test_a_name_on_the_hub_is_served_and_a_misspelled_path_is_not(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from amphora.serving.http import server
+
+    served: list[str] = []
+    monkeypatch.setattr(server, "serve", lambda base, env: served.append(env["HF_MODEL_ID"]) or 0)
+    monkeypatch.chdir(data)
+    assert main(["serve", "BAAI/bge-small-en-v1.5"]) == 0
+    assert main(["serve", "code/bge"]) == main(["serve", "./a/b/c"]) == main(["serve", "a"]) == 2
+    assert served == ["BAAI/bge-small-en-v1.5"]
 
 
 def test_doctor_checks_a_command_line_and_leaves_nothing(data: Path) -> None:
@@ -165,14 +198,96 @@ def test_each_row_of_a_file_is_answered_in_its_place(data: Path) -> None:
     assert file_answers._read_answers(part, mark) == []
 
 
-def test_hyperparameters_are_shown_by_group_and_one_of_them_whole() -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "expected"),
+    [
+        ("a.csv", "id;body\n1;a, b\n", ["body"], ["a, b"]),
+        ("a.csv", '\ufeffbody|id\n"a\nb"|1\n\n c|2\n', ["body"], ["a\nb", " c"]),
+        ("a.tsv", "x\tbody\n1\ta;b\n", ["body"], ["a;b"]),
+        ("a.CSV", "body,head\n1,2\n", ["head", "body"], [{"head": "2", "body": "1"}]),
+        ("a.jsonl", '{"inputs": "a"}\n"b"\n', ["body"], "without 'inputs'"),
+        ("a.jsonl", '"a"\n\n"b"\n', ["body"], ["a", "b"]),
+        ("a.txt", "a\n\nb", ["body"], ["a", "", "b"]),
+        ("a.txt", "a\n", ["head", "body"], "not head, body"),
+        # No column other than those of the training, and no first text as a header.
+        ("a.csv", "id,text\n1,a\n", ["body"], "--text_column text"),
+        ("a.csv", "the first text\nthe second\n", ["body"], "not body"),
+        ("a.csv", "the first text\nthe second\n", [], "not text"),
+        ("a.csv", "body,body\n1,2\n", ["body"], "two columns have one name"),
+        ("a.csv", "body,id\n1,2\n3\n", ["body"], "line 3"),
+        ("a.csv", "body,predicted_label\n1,2\n", ["body"], "'predicted_label'"),
+        ("a.jsonl", '{"body": "a"}\n{"id": 1}\n', ["body"], "without 'body'"),
+        ("a.jsonl", '{"body": "\\ud800"}\n', ["body"], "line 1"),
+        ("a.csv", b"body,id\nK\xf6ln,1\n", ["body"], "UTF-8"),
+        ("a.csv.gz", b"\x1f\x8b\x08\x00", ["body"], "whole file"),
+        ("a.xlsx", "body\n", ["body"], "'.xlsx'"),
+    ],
+)
+def test_only_the_columns_of_the_training_are_answered(
+    tmp_path: Path, name: str, content: str | bytes, columns: list[str],
+    expected: list[object] | str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from amphora.local import file_answers
+
+    sent: list[object] = []
+    monkeypatch.setattr(file_answers, "_answer", lambda _, records, *args: sent.extend(records))
+    monkeypatch.setattr(file_answers, "_read_answers", lambda part, mark: [])
+    monkeypatch.setattr(
+        file_answers, "_write", lambda out, *args: (tmp_path / "o.csv.part").touch()
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"text_columns": columns}))
+    file = tmp_path / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            file_answers.predict(tmp_path, file, tmp_path / "o.csv", None)
+    else:
+        assert file_answers.predict(tmp_path, file, tmp_path / "o.csv", None) == 0
+        assert sent == [{"inputs": value} for value in expected]
+
+
+def test_answers_of_a_task_have_the_same_columns_in_each_row(tmp_path: Path) -> None:
+    from amphora.local.file_answers import _write
+
+    entity = {"entity": "PER", "score": 0.5}
+    answers = ([entity], [], {"choice": "ä", "scores": [1, 2]}, [{"generated_text": "b"}])
+    _write(tmp_path / "o.csv", [{"text": "a"}] * 4, answers)
+    rows = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
+    assert [json.loads(row["prediction"]) for row in rows[:2]] == [[entity], []]
+    assert (rows[2]["predicted_choice"], rows[2]["predicted_scores"]) == ("ä", "[1, 2]")
+    assert rows[3]["predicted_generated_text"] == "b"
+
+
+def test_a_stopped_predict_stops_its_server_and_continues(data: Path) -> None:
+    (data / "bert" / "code").mkdir()
+    slow = "def predict_fn(data, model):\n    import time; time.sleep(0.2)\n    return"
+    code = HANDLERS.replace("def predict_fn(data, model):\n    return", slow)
+    (data / "bert" / "code" / "inference.py").write_text(code)
+    (data / "rows.txt").write_text("".join(f"{number}\n" for number in range(2_000)))
+    command = [sys.executable, "-m", "amphora", "predict", "bert", "rows.txt", "--out", "o.csv"]
+    part = data / "o.csv.part"
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
+        with subprocess.Popen(
+            command, cwd=data, env=clean_environ(), start_new_session=True, text=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            before = part.stat().st_size if part.exists() else 0
+            while not part.exists() or part.stat().st_size < before + 100:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(number)
+            # Its end closes stderr, which the server and its workers share.
+            _, log = process.communicate(timeout=60)
+            assert process.returncode == code, log
+    assert "the same command continues" in log and "continuing" in log
+    assert 64 < len(part.read_bytes().splitlines()) < 2_000
+
+
+def test_hyperparameters_are_shown_by_group() -> None:
     here = Path(__file__).parent
     shown = amphora("train", "--help", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
     positions = [shown.index(part) for part in ("usage:", "Model:", "--lora_r", "Data:")]
     assert positions == sorted(positions)
-    one = amphora("train", "--help", "lr", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
-    assert "Peak learning rate" in one and "--lora_r" not in one
-    assert os.linesep in one
 
 
 def test_two_runs_are_compared_by_scores_settings_and_rows(
@@ -200,6 +315,10 @@ def test_two_runs_are_compared_by_scores_settings_and_rows(
         "t.csv line 3: 'the text 3' is yes, predicted aaa"
     )
     assert lines[-1] == "Wrong in the second run only: 0 rows"
+    command = f"{sys.executable} -m amphora report a b | head -0"
+    piped = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True,
+                           check=False, env=clean_environ())  # fmt: skip
+    assert "Traceback" not in piped.stderr
     (tmp_path / "b" / "output" / "data" / "metrics.json").unlink()
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert "b has no output/data/metrics.json" in capfd.readouterr().err

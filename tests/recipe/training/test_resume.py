@@ -417,13 +417,13 @@ def job(tmp_path: Path, tiny_model: Path) -> Job:
     return Job(tmp_path, channels, argv)
 
 
-def stop(job: Job, *argv: str, step: int = 2) -> None:
-    """Train in this process, which gets SIGTERM after a step."""
+def stop(job: Job, *argv: str, step: int = 2, number: int = signal.SIGTERM) -> None:
+    """Train in this process, which gets a signal after a step."""
     usual = Interruptions.on_step_end
 
     def on_step_end(self: Interruptions, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         usual(self, args, state, control, **more)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as stopped:
@@ -446,7 +446,7 @@ def test_the_best_is_left_if_the_best_is_kept(job: Job) -> None:
 def test_without_checkpoints_the_model_is_left_too(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stop(job, "--save_strategy", "no")
+    stop(job, "--save_strategy", "no", number=signal.SIGINT)
     output = capsys.readouterr().out
     assert "nothing is saved: save_strategy=no" in output
     assert "A partial model: training stopped after step 2 of 8, and the weights" in output
