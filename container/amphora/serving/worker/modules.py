@@ -92,11 +92,11 @@ def load_image(image_code: Path, name: str) -> ModuleType:
 
 
 def add_image(image_code: Path) -> None:
-    """Make the image's packages importable, and its stand-ins for toolkits, unless the user has
+    """Make the image's packages importable, and the stand-ins for toolkits, unless the user has
     others of their names."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
     sys.meta_path.append(_ImageFinder(image_code))
-    if (stand_ins := str(image_code / "toolkits")) not in sys.path:
+    if (stand_ins := str(Path(__file__).with_name("stand_ins"))) not in sys.path:
         sys.path.append(stand_ins)
 
 

@@ -20,7 +20,7 @@ from amphora.common.errors import CodeError
 from amphora.serving import settings
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import handlers, modules, runner
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handlers, resolve
 from amphora.serving.worker.runner import Item, ModelRunner
@@ -436,7 +436,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
     forget()
-    monkeypatch.syspath_prepend(str(CODE / "toolkits"))
+    monkeypatch.syspath_prepend(str(Path(modules.__file__).with_name("stand_ins")))
     yield
     forget()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-# Only a worker of the server can import this stand-in, so the server's functions are there.
 from amphora.serving.api import toolkit, write
 
 
