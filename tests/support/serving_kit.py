@@ -92,15 +92,16 @@ class Handlers:
         )  # fmt: skip
 
     def ask_all(
-        self, bodies: Sequence[Any], accept: str = "application/json", path: str = "/invocations"
-    ) -> list[Any]:
+        self, bodies: Sequence[Any], accept: str = "application/json", path: str = "/invocations",
+        headers: Mapping[str, str] = {},
+    ) -> list[Any]:  # fmt: skip
         """Return the answers to requests that are predicted in one batch; JSON, and the events of a
         stream, are parsed. Raise what the recipe refuses a request by, else Fault."""
         items = []
         for body in bodies:
             body, kind = body if isinstance(body, tuple) else (body, "application/json")
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            context = Context("id", {}, self._settings, path)
+            context = Context("id", headers, self._settings, path)
             items.append(Item("id", data, kind, accept, context))
             with refusals_of_the_recipe():
                 self.runner.read_input(items[-1])

@@ -46,6 +46,9 @@ class Exchange:
     inputs if they are a list; or why it was refused. None for other bodies."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
+    nests_labels: bool = False
+    """Whether the labels of one text are a list in a list, as Hugging Face's clients expect, which
+    take the first entry; their pipeline's is a list."""
 
     def write(
         self, predictions: Sequence[Any], accept: str, pause: Callable[[], None] = lambda: None
@@ -80,8 +83,10 @@ class Exchange:
         self._note(Truncated=prediction.get("truncated", ()))
         if request.form is not None:
             return write.document(request.form(prediction), pause)
-        single = prediction.get("single", False)
-        return write.entries(prediction["entries"], accept, single=single, pause=pause)
+        entries, single = prediction["entries"], prediction.get("single", False)
+        if self.nests_labels and request.single and not huggingface.is_ranking(request):
+            entries, single = entries if isinstance(entries[0], list) else [entries], False
+        return write.entries(entries, accept, single=single, pause=pause)
 
     def stream_type(self, accept: str) -> str:
         """Return the type of the only request's stream. Raise Fault (406) if none is accepted."""
@@ -112,9 +117,8 @@ class Exchange:
             entries = [entry for entry, _ in some]
             answers.append(entries[0] if count is None else entries)
         if len(notes["Failed"]) == len(answers):
-            faults = [r for r in self.records if isinstance(r, Fault)]
-            faults += [p for p in predictions if isinstance(p, Fault)]
-            first = faults[0]
+            faults = [r if isinstance(r, Fault) else predictions[r[0]] for r in self.records]
+            first = next(fault for fault in faults if isinstance(fault, Fault))
             raise Fault(first.status, first.code, _advised(first), first.param) from first.__cause__
         self._note(**notes)
         return answers

@@ -24,6 +24,7 @@ from amphora.serving.api.canonical import (
     check_keys,
 )
 from amphora.serving.api.media import EVENTS
+from amphora.serving.api.tei import NAMES
 from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.protocol.routes import CHAT, EMBEDDINGS
 
@@ -211,7 +212,7 @@ def _read_embeddings(document: Any, model: ModelTraits) -> Encode:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": model.name, "usage": usage}
 
-    return Encode(inputs=texts, parameters=parameters, form=form)
+    return Encode(inputs=texts, parameters=parameters, form=form, names=NAMES)
 
 
 @dataclass

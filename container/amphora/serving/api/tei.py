@@ -23,6 +23,8 @@ _KEYS: Mapping[str, tuple[set[str], set[str]]] = {
 _FLAGS = ("truncate", "normalize", "raw_scores", "return_text", "return_documents")
 _KEPT = ("prompt_name", "truncation_direction", "dimensions", "normalize", "return_text")
 """Keys that are parameters of the same name."""
+NAMES = {"truncate_dim": "dimensions"}
+"""A parameter of vectors by another name, which TEI and OpenAI's API give it."""
 _USUAL: Mapping[str, Mapping[str, Any]] = {
     EMBED: {"normalize": True},
     PREDICT: {"top_k": None},
@@ -48,7 +50,7 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode:
     if route == EMBED:
         texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
         _check_texts("inputs", texts, " or a text")
-        return Encode(inputs=texts, parameters=parameters, form=_entries)
+        return Encode(inputs=texts, parameters=parameters, form=_entries, names=NAMES)
     if route == PREDICT:
         inputs = body["inputs"]
         is_single = _is_sequence(inputs)

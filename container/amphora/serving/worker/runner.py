@@ -16,7 +16,7 @@ from amphora.common.errors import CodeError
 from amphora.serving.api import exchange
 from amphora.serving.api.canonical import ModelTraits, Passed
 from amphora.serving.api.exchange import Exchange
-from amphora.serving.protocol import batching, media_types
+from amphora.serving.protocol import batching, media_types, routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 from amphora.serving.worker.context import Context
@@ -28,6 +28,8 @@ _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "con
 # Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+_HUB_CLIENTS = ("hf_hub/", "@huggingface/inference/")
+"""Clients that read the labels of a text from a list in a list, by their User-Agent."""
 """Header that names a LoRA adapter."""
 _FULL = 507
 """A multi-model endpoint unloads other models and asks again."""
@@ -115,6 +117,9 @@ class ModelRunner:
             )
         path, kind = item.context.path, item.content_type
         item.exchange = exchange.read(path, item.body, kind, self.traits)
+        if routes.PREDICT in self.traits.routes:
+            agent = item.context.headers.get("User-Agent", "")
+            item.exchange.nests_labels = any(map(agent.__contains__, _HUB_CLIENTS))
         item.data, item.faults = [], {}
         spent: dict[Any, int] = {}
         for index, request in enumerate(item.exchange.requests):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import InferenceClient
 
 from amphora.serving.api import exchange
 from amphora.serving.api.canonical import ModelTraits
@@ -138,6 +139,27 @@ def test_an_object_is_answered_and_truncated_as_by_the_pipeline(labels: Handlers
     assert labels.post("/invocations", {"inputs": {"text": TEXT}}) == alone
     best = labels.post("/invocations", {"inputs": {"text": TEXT}, "parameters": {"top_k": 1}})
     assert best == [alone]
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [({}, 1), ({"top_k": 2}, 2), ({"top_k": 1}, 1), ({"top_k": 2, "function_to_apply": "none"}, 2)],
+)
+def test_huggingface_client_gets_the_labels_of_a_text(
+    labels: Handlers, body: dict[str, Any], count: int
+) -> None:
+    """It returns the first entry of the answer; other clients get what the pipeline returns."""
+    client: Any = InferenceClient("http://localhost")
+
+    def post(sent: Any) -> bytes:
+        (answer,) = labels.ask_all([sent.json], path="/", headers=sent.headers)
+        return json.dumps(answer).encode()
+
+    client._inner_post = post
+    scores = client.text_classification(TEXT, **body)
+    expected = labels.ask({"inputs": TEXT, "parameters": body})
+    assert [{"label": score.label, "score": score.score} for score in scores] == expected
+    assert len(expected) == count
 
 
 def test_lines_of_different_parameters_are_answered_by_their_own(labels: Handlers) -> None:
@@ -350,6 +372,8 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
     ("writer", "/v1/chat/completions", {"messages": [{"role": "x"}]}, "roles are", "messages[0]"),
     ("writer", "/embed", {"inputs": "a"}, "answers /v1/chat/completions", None),
     ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
+    ("vectors", "/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0", "dimensions"),
+    ("vectors", "/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions is 0", "dimensions"),
     ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),
     ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "a list of texts", "inputs"),
     ("vectors", "/v1/embeddings", {"input": [[1, 5]]}, "check_embedding_ctx_length=False", "input"),

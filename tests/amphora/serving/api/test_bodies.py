@@ -157,6 +157,12 @@ def test_each_record_has_its_own_answer_or_error(
     assert read_body.headers.get("X-Amphora-Failed", "") == ",".join(map(str, failed))
 
 
+def test_a_body_without_an_answer_is_refused_by_its_first_record() -> None:
+    """Also if a later one is refused earlier, since it cannot be read."""
+    with pytest.raises(Fault, match="is 7, not a text"):
+        answered(b"7\nno JSON\n", "application/jsonlines")
+
+
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
     error = {"error": {"code": "bad_request", "message": "bad, first"}}
     woven = [error, [0.5, 1.0], {"error": {"code": "x", "message": "worse"}}, [2.0, 3.0]]
