@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from amphora import __version__
 from amphora.common import logs
@@ -33,6 +34,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _add_job_commands(commands)
+    _add_model_commands(commands)
+    # Those of a job, which argparse does not know.
+    arguments, words = parser.parse_known_args(argv)
+    if words and arguments.command not in ("train", "doctor", "quantize"):
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
+    arguments.words = words
+    if getattr(arguments, "help", None) == "":
+        arguments.parser.print_help()
+    steps = getattr(arguments, "steps", None)
+    if steps is not None and steps < 4:
+        arguments.parser.error("argument --steps: give 4 or more: the first two are not measured")
+    logs.configure()
+    logs.remember(logs.secret_values(os.environ))
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except AmphoraError as error:
+        logging.getLogger("amphora").error("%s", error)
+        return 2
+    except KeyboardInterrupt:
+        logging.getLogger("amphora").error("stopped; the same command continues")
+        return 130
+    except BrokenPipeError:  # `amphora ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _add_job_commands(commands: Any) -> None:
+    """Add the commands whose further words are a job's paths and hyperparameters."""
     train = commands.add_parser(
         "train",
         usage="amphora train [PATH ...] [--validation PATH] [--test PATH] [--model FOLDER_OR_NAME] "
@@ -46,6 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     train.add_argument("--sdk-command", metavar="COMMAND", help=argparse.SUPPRESS)
     train.add_argument("--help", "-h", metavar="NAME", nargs="?", const="", default=None,
                        help="show this and the hyperparameters, or one of them")  # fmt: skip
+    train.set_defaults(parser=train)
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the training job without running it",
+        allow_abbrev=False,
+        epilog="Checks the configuration, the data, the model and the memory of the job under "
+        "/opt/ml, or of the paths and hyperparameters that `amphora train` takes. The exit code is "
+        "1 if there are errors.",
+    )
+    doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    trial = "also train N steps, 4 or more, without leaving anything behind, and print the job's"
+    doctor.add_argument("--steps", metavar="N", type=int, help=f"{trial} time, price and memory")
+    doctor.set_defaults(parser=doctor)
+
+
+def _add_model_commands(commands: Any) -> None:
+    """Add the commands on the model of a run or of a folder."""
     serve = commands.add_parser(
         "serve",
         help="serve the model in /opt/ml/model, of a folder, or of the Hugging Face hub",
@@ -67,18 +117,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     predict.add_argument("--out", metavar="FILE", type=Path, required=True, help=what)
     what = "one column or two (a,b). Default: those of the training"
     predict.add_argument("--text_column", "--text-column", metavar="NAMES", help=what)
-    doctor = commands.add_parser(
-        "doctor",
-        help="check the training job without running it",
-        allow_abbrev=False,
-        epilog="Checks the configuration, the data, the model and the memory of the job under "
-        "/opt/ml, or of the paths and hyperparameters that `amphora train` takes. The exit code is "
-        "1 if there are errors.",
-    )
-    doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    trial = "also train N steps, 4 or more, without leaving anything behind, and print the job's"
-    doctor.add_argument("--steps", metavar="N", type=int, help=f"{trial} time, price and memory")
     quantize = commands.add_parser(
         "quantize",
         usage="amphora quantize FOLDER DATA [--NAME VALUE ...]",
@@ -102,31 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "AMPHORA_DTYPE. The exit code is 1 if one is too large.",
     )
     verify.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="or a run")
-    # Those of a job, which argparse does not know.
-    arguments, words = parser.parse_known_args(argv)
-    if words and arguments.command not in ("train", "doctor", "quantize"):
-        parser.error(f"unrecognized arguments: {' '.join(words)}")
-    arguments.words = words
-    if getattr(arguments, "help", None) == "":
-        train.print_help()
-    steps = getattr(arguments, "steps", None)
-    if steps is not None and steps < 4:
-        doctor.error("argument --steps: give 4 or more: the first two are not measured")
-    logs.configure()
-    logs.remember(logs.secret_values(os.environ))
-    try:
-        code = run(arguments)
-        sys.stdout.flush()
-        return code
-    except AmphoraError as error:
-        logging.getLogger("amphora").error("%s", error)
-        return 2
-    except KeyboardInterrupt:
-        logging.getLogger("amphora").error("stopped; the same command continues")
-        return 130
-    except BrokenPipeError:  # `amphora ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def run(arguments: argparse.Namespace) -> int:
