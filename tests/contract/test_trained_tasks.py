@@ -72,8 +72,10 @@ def test_a_task_is_found_by_its_data_and_learns(trained: Trained) -> None:
     assert "pipeline_tag: " in (trained.model / "README.md").read_text()
     assert "  proof.json\n" in (trained.model / "SHA256SUMS").read_text()
     assert re.search(
-        r"^proof +(\d+) probes, differences allowed: float32 ", trained.log, re.MULTILINE
-    )
+        r"^proof +(\d+) probes, differences allowed: float32 .*; equal to the trained model$",
+        trained.log,
+        re.MULTILINE,
+    ), re.findall(r"^proof.*", trained.log, re.MULTILINE)
     assert "<html" in (trained.output / "report.html").read_text()
     assert trained.tree.failure is None
     is_adapter = trained.job.hyperparameters.get("lora_save") == "adapter"

@@ -16,6 +16,7 @@ from recipe.backend import precision
 from recipe.backend.pipelines import Foreign
 from recipe.backend.proofs import making
 from recipe.backend.proofs.proof import Proof
+from recipe.backend.proofs.trained_answers import TrainedAnswers
 from recipe.models.sources.origin import Origin
 from recipe.plan.table import Table
 from recipe.runtime import memory
@@ -34,8 +35,13 @@ _MOST_OF_STOPPED = 2_000_000_000
 
 
 def prove(
-    task: str, folder: Path, table: Table, is_partial: bool, environ: Mapping[str, str]
-) -> None:
+    task: str,
+    folder: Path,
+    table: Table,
+    is_partial: bool,
+    environ: Mapping[str, str],
+    trained: TrainedAnswers | str = "",
+) -> str:
     """Write proof.json into the folder of a model, and SHA256SUMS. If the proof cannot be computed,
     the table has a warning, and the model has none.
 
@@ -44,19 +50,28 @@ def prove(
         folder: The files of the model, as they are served.
         is_partial: Whether the training was stopped, and the job ends soon.
         environ: The variables by which a server would load it.
+        trained: The answers of the model in memory, or why there are none.
+
+    Returns:
+        How the saved model differs from the one in memory: then it has no proof. Empty if it does
+        not differ, or was not compared.
     """
     sums = checksums.sums(folder)
+    level, fault = WARNING, ""
     try:
-        proof = _made(task, folder, sums, is_partial, environ)
-        proof.write(folder)
+        proof, fault, compared = _made(task, folder, sums, is_partial, environ, trained)
+        if fault:
+            detail = f"not written: the saved model does not answer as the trained one: {fault}"
+        else:
+            proof.write(folder)
+            allowed = ", ".join(f"{kind} {most:.2g}" for kind, most in proof.tolerances.items())
+            detail = f"{len(proof.probes)} probes, differences allowed: {allowed}; {compared}"
+            level = OK
     except Exception as error:  # the trained model matters more than its proof
-        why = f"not written: {type(error).__name__}: {str(error)[:300]}"
-        table.append(Finding(level=WARNING, what="proof", detail=why))
-    else:
-        allowed = ", ".join(f"{kind} {most:.2g}" for kind, most in proof.tolerances.items())
-        detail = f"{len(proof.probes)} probes, differences allowed: {allowed}"
-        table.append(Finding(level=OK, what="proof", detail=detail))
+        detail = f"not written: {type(error).__name__}: {str(error)[:300]}"
+    table.append(Finding(level=level, what="proof", detail=detail))
     checksums.write(folder, sums)
+    return fault
 
 
 def _made(
@@ -65,7 +80,10 @@ def _made(
     sums: Mapping[str, str],
     is_partial: bool,
     environ: Mapping[str, str],
-) -> Proof:
+    trained: TrainedAnswers | str,
+) -> tuple[Proof, str, str]:
+    """Return the proof, how the saved model differs from the trained one, and whether they were
+    compared."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if is_partial and size > _MOST_OF_STOPPED:
         raise MemoryError("the model is too large for the time of a stopped job")
@@ -76,7 +94,16 @@ def _made(
             raise MemoryError(f"{memory.size(needed)} are needed, {memory.size(free)} are free")
     with precision.as_reference(kind), _quiet(), torch.random.fork_rng([]):
         name, served = load(task, folder, environ)
-        return making.make(name, served, sums)
+        values = None
+        if isinstance(trained, TrainedAnswers):
+            try:
+                values = trained.repeat(served)
+            except Exception as error:
+                trained = f"{type(error).__name__}: {str(error)[:200]}"
+        proof = making.make(name, served, sums)  # changes the precision of what is served
+    if values is None or isinstance(trained, str):
+        return proof, "", f"not compared with the trained model: {trained}"
+    return proof, trained.compare(served, values, proof), "equal to the trained model"
 
 
 def load(task: str, folder: Path, environ: Mapping[str, str]) -> tuple[str, Any]:

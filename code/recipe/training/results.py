@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe.backend.engines import int8
+from recipe.backend.proofs import trained_answers
 from recipe.console import is_first_process, say
 from recipe.errors import ModelError, OutputError
 from recipe.hyperparameters import Hyperparameters
@@ -88,14 +89,15 @@ class JobResults:
         metrics: Mapping[str, float],
         watch: Stopwatch,
     ) -> None:
-        """Write all results.
+        """Write all results. Raise ModelError at the end if the saved model does not answer as the
+        trained one.
 
         Args:
             weights: The gathered weights of a sharded model; None if it is not sharded.
             watch: Has the seconds of each phase so far; training includes evaluations.
         """
         given, facts, folders = self.plan.hyperparameters, self.facts(metrics), self.folders
-        self.write_model(trainer, weights, facts, given.trains)
+        fault = self.write_model(trainer, weights, facts, given.trains)
         watch.lap("saving")
         if given.quantize:
             self.quantize()
@@ -108,6 +110,12 @@ class JobResults:
             last_answers.write(answers, self.plan.task.data, folders.output_data_dir, _REMEDY)
         if given.trains:
             self.write_report(trainer, facts, watch.seconds)
+        if fault:
+            raise ModelError(
+                f"The model in {folders.model_dir} does not answer as the trained one: {fault}.",
+                "Do not deploy it. Report this message with the log; the checkpoints in "
+                f"{folders.checkpoints} have the trained weights.",
+            )
 
     def write_partial(self, trainer: Engine, step: int) -> None:
         """Write the model of a stopped training, with the metrics of its step. All processes call
@@ -133,9 +141,10 @@ class JobResults:
         weights: dict[str, Any] | None,
         facts: model_card.Facts,
         is_trained: bool,
-    ) -> None:
-        """Write the model, if it was trained, and metrics.json, and log the metrics."""
-        folders = self.folders
+    ) -> str:
+        """Write the model, if it was trained, and metrics.json, and log the metrics. Return how the
+        saved model differs from the trained one; empty if it does not, or was not compared."""
+        folders, fault = self.folders, ""
         if is_trained:
             trained: Any = trainer.model
             needed = sum(weight.nbytes for weight in trained.parameters())
@@ -146,10 +155,20 @@ class JobResults:
                     model.tie_weights()  # moving between kinds of devices makes one tensor two
                 # An earlier model's int8 would be served instead.
                 shutil.rmtree(folders.model_dir / int8.FOLDER, ignore_errors=True)
-                self.plan.task.save(model, weights, self.prepared.loaded.tokenizer, folder)
+                why_not = "torch-xla computed it" if xla.is_used() else ""
+                why_not = why_not if weights is None else "its weights are sharded over processes"
+                loaded = self.prepared.loaded
+                # Saving may merge adapters into the model in memory.
+                answers = trained_answers.compute(
+                    model, loaded.tokenizer, loaded.max_length, why_not
+                )
+                self.plan.task.save(model, weights, loaded.tokenizer, folder)
                 given = self.plan.hyperparameters
                 trusts = {"HF_TRUST_REMOTE_CODE": "1"} if given.trust_remote_code else {}
-                proving.prove(str(given.task), folder, self.table, bool(facts.partial), trusts)
+                is_partial = bool(facts.partial)
+                fault = proving.prove(
+                    str(given.task), folder, self.table, is_partial, trusts, answers
+                )
                 _write_card(facts, folder)
             state = trainer.state
             step, which = state.global_step, "the last"
@@ -172,6 +191,7 @@ class JobResults:
                 "next: `amphora serve` answers requests with it; on SageMaker, deploy() the "
                 "estimator"
             )
+        return fault
 
     def quantize(self) -> None:
         """Quantize the model that was written, or without training the one that was evaluated.

@@ -20,8 +20,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from recipe.backend import padded_rows
+from recipe.backend.proofs import trained_answers
 from recipe.errors import ModelError
+from recipe.hyperparameters import Hyperparameters
 from recipe.inference import registry
+from recipe.models import sentence_encoders
 from recipe.plan.table import Table
 from recipe.runtime import memory
 from recipe.storage import checksums
@@ -165,6 +168,57 @@ def test_a_changed_file_with_a_good_checksum_is_named(
     checksums.write(folder)
     with pytest.raises(ModelError, match=rf"does not answer as its proof.json says: .*{cause}"):
         registry.load(str(folder), os.environ)
+
+
+def compute_in_memory(task: str, folder: Path) -> Any:
+    """Return the answers of a model as a training holds it in memory."""
+    if task == "sentence-embedding":
+        sentences: Any = SentenceTransformer(str(folder), device="cpu")
+        settings = Hyperparameters(task=task)
+        model = sentence_encoders.trained_as_one(sentences, settings, "as saved")
+        sentence_encoders.patch_forward_for_texts(model)
+        return trained_answers.compute(model, sentences.tokenizer, 0, "")
+    is_image = task == "image-classification"
+    reader = transformers.AutoImageProcessor if is_image else transformers.AutoTokenizer
+    kind = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, kind).from_pretrained(folder)
+    return trained_answers.compute(model, reader.from_pretrained(folder), 0, "")
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "why"),
+    [
+        *((task, scale_weights, "raw values differ") for task in (*KINDS, "sentence-embedding")),
+        ("image-classification", scale_weights, "raw values differ"),
+        ("masked-lm", edit("config.json", lambda c: {**c, "layer_norm_eps": 1e-2}), "raw values"),
+        ("question-answering", edit("config.json", lambda c: {**c, "hidden_act": "gelu_new"}), "raw"),
+        ("causal-lm", edit("config.json", lambda c: {**c, "rms_norm_eps": 1e-2}), "raw values"),
+        (
+            "sentence-embedding",
+            edit("1_Pooling/config.json", lambda c: {**c, "pooling_mode": "cls"}),
+            "raw values differ",
+        ),
+        ("causal-lm", swap_tokens, "its tokenizer gives the tokens"),
+        ("sentence-embedding", swap_tokens, "its tokenizer gives the tokens"),
+        ("token-classification", edit("config.json", transpose_labels), "its labels are .*1"),
+    ],
+)  # fmt: skip
+def test_a_saved_model_that_is_not_the_trained_one_has_no_proof(
+    copied: Callable[[str], Path],
+    proved: dict[str, Path],
+    task: str,
+    change: Callable[[Path], None],
+    why: str,
+) -> None:
+    trained, folder = compute_in_memory(task, proved[task]), copied(task)
+    (folder / "proof.json").unlink()
+    change(folder)
+    rows: list[Any] = []
+    fault = proving.prove(task, folder, Table(rows.append), False, {}, trained)
+    assert re.search(why, fault)
+    assert [row.level for row in rows] == ["warning"]
+    assert "the saved model does not answer as the trained one" in rows[0].detail
+    assert not (folder / "proof.json").exists()
 
 
 def test_a_library_that_computes_another_activation_is_named(

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from recipe import metrics
-from recipe.errors import RecipeError
+from recipe.errors import ModelError, RecipeError
+from recipe.models import lora
 from recipe.plan import resolution
 from recipe.runtime import memory
 from recipe.training import preflight
@@ -228,3 +229,30 @@ def test_doctor_tries_steps_with_the_threads_allocator_and_seed_of_a_training(
     finally:
         torch.set_num_threads(usual)
     assert states == [(0, 0), (cores, 42)] * 2
+
+
+@pytest.mark.parametrize("case", ["a weight", "an adapter"])
+def test_a_model_that_is_saved_wrongly_ends_the_job_with_an_error_and_all_results(
+    case: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = lora.whole
+
+    def save_another(model: Any, *arguments: Any) -> Any:
+        """Return a model with another bias, or whose adapters are merged twice."""
+        if case == "an adapter":
+            for name, layer in model.named_modules():
+                if name.endswith(("query", "value")):
+                    layer.scaling["default"] *= 2
+        whole = original(model, *arguments)
+        if case == "a weight":
+            whole.classifier.bias.data[0] += 0.1
+        return whole
+
+    monkeypatch.setattr(lora, "whole", save_another)
+    channels = {"train": write_reviews(tmp_path / "in" / "data.csv", 20)}
+    argv = ["--model_id", str(tiny_model), "--epochs", "3", "--lr", "1e-2", "--bf16", "False"]
+    job = Job(tmp_path, channels, argv + ["--lora_r", "4"] * (case == "an adapter"))
+    with pytest.raises(ModelError, match=r"model does not answer as the trained one: its raw"):
+        job.run_here()
+    assert job.files and job.metrics["eval_loss"] > 0
+    assert not (job.model / "proof.json").exists()
