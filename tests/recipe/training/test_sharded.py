@@ -36,6 +36,7 @@ def test_shards_learn_what_one_process_does_and_resume(
     one.finish("--batch_size", "8", "--bf16", "False", *BY_GRADIENT)
     two.finish("--batch_size", "4", "--bf16", "False", *BY_GRADIENT, *SHARDED, processes=2)
     assert "sharded over 2 processes (FSDP2)" in two.log
+    assert "not compared with the trained model: its weights are sharded" in two.log
     assert len(one.losses) == 6
     assert_same(two, one, CASES[name].tolerance)
 
