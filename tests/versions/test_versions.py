@@ -108,6 +108,7 @@ def test_version_4_writes_in_groups_what_each_prompt_alone_gives() -> None:
     done = subprocess.run(
         [python, "-m", "pytest", "-p", "no:cacheprovider", file, "-k", "each_alone"],
         capture_output=True, text=True, timeout=240, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "container")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
 
