@@ -1,5 +1,6 @@
 """The structure that docs/ARCHITECTURE.md draws, held by the imports themselves."""
 
+import ast
 import os
 import re
 import subprocess
@@ -57,6 +58,41 @@ def test_no_two_public_modules_have_one_name() -> None:
     )
     shared = {name for name, count in names.items() if count > 1}
     assert shared <= {"errors", "secret_rules", "settings"}
+
+
+# Each task's folder has its hyperparameters, read as `spec.Options`.
+SHARED_CLASSES = {"Options"}
+# Public functions of one word that another module imports bare: `log`, `train`. A lower number may replace
+# it, a higher one not: name the object, too (`read_column`), or import the module (`checksums.write`).
+MOST_BARE_WORDS = 25
+
+
+def test_a_name_says_what_it_is_without_its_module() -> None:
+    modules = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for package in PACKAGES
+        for path in package.rglob("*.py")
+    }
+    trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
+    definitions = [(name, node) for name, tree in trees.items() for node in tree.body]
+    classes = Counter(node.name for _, node in definitions if isinstance(node, ast.ClassDef))
+    assert {name for name, count in classes.items() if count > 1} == SHARED_CLASSES
+    words = {
+        (name, node.name)
+        for name, node in definitions
+        if isinstance(node, ast.FunctionDef) and "_" not in node.name
+    }
+    imported = {
+        (node.module, alias.name)
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level
+        for alias in node.names
+    }
+    bare = sorted(words & imported)
+    assert len(bare) <= MOST_BARE_WORDS, bare
 
 
 def test_nothing_below_code_imports_the_container() -> None:

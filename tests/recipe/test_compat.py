@@ -77,7 +77,11 @@ def test_one_that_is_gone_or_takes_other_arguments_is_named(
 def test_weights_of_another_shape_are_named_alike_in_all_versions() -> None:
     of_4 = {"missing_keys": ["head.bias"], "mismatched_keys": ["head.weight"]}
     of_5 = {"missing_keys": {"head.bias"}, "mismatched_keys": {("head.weight", (2, 4), (3, 4))}}
-    assert new_weights.unread(of_4) == new_weights.unread(of_5) == ["head.bias", "head.weight"]
+    assert (
+        new_weights.unread_weights(of_4)
+        == new_weights.unread_weights(of_5)
+        == ["head.bias", "head.weight"]
+    )
 
 
 @pytest.mark.heavy

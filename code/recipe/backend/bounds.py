@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.backend import turns
 from recipe.backend.requests.payloads import BadRequest, Text
 from recipe.tokenization import encoding
-from recipe.tokenization.windows import count
+from recipe.tokenization.windows import count_windows
 
 _PIECE_TEXTS, _PIECE_BYTES = 512, 65536
 """How much is tokenized between two pauses: about 0.1 s of CPU time."""
@@ -140,7 +140,7 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
         return
     tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     turns.pause()
-    windows = count(tokens, room, shared)
+    windows = count_windows(tokens, room, shared)
     reason = f"{tokens:,} tokens, {room:,} in each, {shared:,} of them shared"
     hold(Bound.ROWS, windows, reason)
     hold(Bound.READ, windows * room, f"{windows:,} windows: {reason}")

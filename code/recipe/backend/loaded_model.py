@@ -19,7 +19,7 @@ from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Inputs, PreparedRequest, Request, Text
 from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
-from recipe.tokenization.encoding import cutting, encode, encode_pairs
+from recipe.tokenization.encoding import encode, encode_pairs, truncate_on
 
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
 """Calls that a device computes while the host lays out the next one; 0 for other devices."""
@@ -130,7 +130,7 @@ class LoadedModel:
                 setattr(tokenizer, name, language)
             some = texts[piece.start : piece.stop]
             some = [prefix + text if isinstance(text, str) else text for text in some]
-            with cutting(tokenizer, side):
+            with truncate_on(tokenizer, side):
                 rows += (tokenize or self._tokenize)(some, limit)
             read += sum(len(row.ids) for row in rows[piece.start :])
             bounds.hold(Bound.READ, read)

@@ -101,7 +101,7 @@ class PaddedPairs:
         return self.size * sum(self._shape(samples, rows))
 
 
-def shapes(batches: Sequence[tuple[Samples, Rows]]) -> list[Lengths]:
+def pair_shapes(batches: Sequence[tuple[Samples, Rows]]) -> list[Lengths]:
     """Return a few pairs of lengths that hold `batches`; the last one holds every pair."""
     longest = np.asarray(
         [

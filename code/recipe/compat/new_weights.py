@@ -22,7 +22,7 @@ _LAYER_WEIGHT = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
 masked parts of images in pretraining."""
 
 
-def unread(report: Mapping[str, Any]) -> list[str]:
+def unread_weights(report: Mapping[str, Any]) -> list[str]:
     """Return the names of weights that the files lack or have in another shape, from
     from_pretrained's output_loading_info."""
     # transformers 4 reports names, transformers 5 names with both shapes.
@@ -52,7 +52,7 @@ def missing_weights(encoder: PreTrainedModel) -> list[str]:
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    return unread(report)
+    return unread_weights(report)
 
 
 def log(new: Sequence[str]) -> None:

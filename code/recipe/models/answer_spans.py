@@ -10,7 +10,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-def likeliest(
+def find_spans(
     scores: Array, is_context: Array, nowhere: int, count: int, longest: int
 ) -> tuple[Any, list[tuple[int, int, float]]]:
     """Return the score of no answer, and the likeliest spans of at most `longest` tokens, best

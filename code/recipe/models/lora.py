@@ -89,7 +89,7 @@ def wrap(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
         wrapped: Any = peft.get_peft_model(model, config)
-    if settings.lora_save == "merged" and (fault := tied(wrapped)):
+    if settings.lora_save == "merged" and (fault := tied_layer(wrapped)):
         raise HyperparameterError(
             f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
             f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
@@ -116,7 +116,7 @@ def keep_averages(adapted: Any) -> None:
             module.eval().train = lambda mode=True, module=module: module
 
 
-def tied(adapted: Any) -> str:
+def tied_layer(adapted: Any) -> str:
     """Describe a layer of a peft.PeftModel that shares its weights with another layer, which
     merging would change too; return "" if there is none."""
     names: dict[int, list[str]] = defaultdict(list)

@@ -232,7 +232,7 @@ def read(
         quantized.check_base(origin.location, config, model, in_4_bits)
     if getattr(model, "_hf_peft_config_loaded", False):  # a name on the hub
         raise _adapter_error(origin.location)
-    new = new_weights.unread(report)
+    new = new_weights.unread_weights(report)
     new_weights.check_layers(origin.location, model, new)
     new_weights.write_biases(origin.location, model, new)
     new_weights.freeze_unsaved(model)

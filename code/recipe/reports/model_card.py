@@ -58,7 +58,7 @@ PARTIAL = (
 """The sentence about `Facts.partial`."""
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the versions of the software that trained the model."""
     return {
         "Python": platform.python_version(),
@@ -90,7 +90,7 @@ def write(facts: Facts) -> str:
             "## Hyperparameters",
             _table("hyperparameter", "value", facts.hyperparameters.items()),
             "## Versions",
-            _table("software", "version", versions().items()),
+            _table("software", "version", package_versions().items()),
             "",
         ]
     )

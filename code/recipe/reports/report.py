@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from recipe.reports import figures
-from recipe.reports.model_card import Facts, versions
+from recipe.reports.model_card import Facts, package_versions
 from recipe.reports.section import Section
 from recipe.reports.verdict import Verdict, prefix_of
 
@@ -83,7 +83,7 @@ def write(material: Material, folder: Path) -> Path:
         },
         date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         hyperparameters=material.facts.hyperparameters,
-        versions=versions(),
+        versions=package_versions(),
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8", errors="backslashreplace")

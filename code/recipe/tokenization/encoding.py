@@ -61,7 +61,7 @@ def beginning(
 
 
 @contextmanager
-def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
+def truncate_on(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
     """Make the tokenizer truncate long texts on a side (left, right). The block must not pause,
     since other predictions share the tokenizer."""
     usual, tokenizer.truncation_side = tokenizer.truncation_side, side

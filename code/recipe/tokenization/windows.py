@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.errors import ModelError
-from recipe.tokenization.encoding import cutting
+from recipe.tokenization.encoding import truncate_on
 
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
 """One in this many tokens of a window of words is context, which another window learns."""
@@ -45,7 +45,7 @@ class PairWindow:
         return edges[0][0], edges[1][1]
 
 
-def count(tokens: int, room: int, shared: int) -> int:
+def count_windows(tokens: int, room: int, shared: int) -> int:
     """Return how many windows a text has, of which each shares tokens with the one before it.
 
     Args:
@@ -64,7 +64,7 @@ def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def shortened(tokenizer: Any, text: str, most: int) -> str:
+def shorten_text(tokenizer: Any, text: str, most: int) -> str:
     """Return the longest beginning of a text, up to the end of a token, that has at most `most`
     tokens without special ones."""
     while True:
@@ -122,7 +122,7 @@ def word_windows(
         is_split: Whether a long sentence has several windows; otherwise it is cut.
     """
     room = length - tokenizer.num_special_tokens_to_add(pair=False)
-    with cutting(tokenizer, "right"):
+    with truncate_on(tokenizer, "right"):
         encoded: Any = tokenizer(
             list(map(list, sentences)),
             is_split_into_words=True,

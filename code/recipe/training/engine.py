@@ -35,7 +35,7 @@ from recipe.runtime import all_gather, ddp_hook, distribution, transfers
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
 from recipe.training.preparation import PreparedTraining
-from recipe.training.resuming import Resumable, fingerprint
+from recipe.training.resuming import Resumable, hash_weights
 
 _WATCHED = 16
 _SAME = (
@@ -98,7 +98,7 @@ class Engine(Resumable):
             checkpoints.SAMPLES: cut.samples,
             checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
             "data": training.samples.fingerprint(),
-            "model": fingerprint(model),
+            "model": hash_weights(model),
             "batches": "packed" if layout.balanced else "padded",
             "version of the plan of batches": packing.VERSION,
             "version of checkpoints": checkpoints.VERSION,

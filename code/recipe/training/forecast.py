@@ -125,8 +125,8 @@ class Forecast(TrainerCallback):
         used = gather_objects(self.elapsed())[0]  # as the first process measures
         if used >= self._budget:
             raise HyperparameterError(
-                f"The budget of {duration(self._budget)} (max_minutes, max_price) was used up "
-                f"before the first step, after {duration(used)}.",
+                f"The budget of {format_duration(self._budget)} (max_minutes, max_price) was used "
+                f"up before the first step, after {format_duration(used)}.",
                 "Give more.",
             )
 
@@ -156,9 +156,11 @@ class Forecast(TrainerCallback):
             return
         if self._budget is not None:
             fitting = f"{state.max_steps} of {self._planned} steps fit into "
-            say_row("budget", f"{fitting}{duration(self._budget)}; the learning rate ends there")
+            say_row(
+                "budget", f"{fitting}{format_duration(self._budget)}; the learning rate ends there"
+            )
         corrected = "corrected: " if self._logged else ""
-        left = duration(whole - self.elapsed())
+        left = format_duration(whole - self.elapsed())
         say_row(
             "estimate",
             f"{corrected}{state.max_steps - state.global_step} steps are left, {left}; "
@@ -193,7 +195,7 @@ class Forecast(TrainerCallback):
     def describe(self, whole: float) -> str:
         """Describe what a job of `whole` seconds takes."""
         cost = f", {self._price * whole / 3600:.2g} at {self._price:g} an hour" * bool(self._price)
-        return f"the whole job takes {duration(whole)}{cost}, evaluations and saves included"
+        return f"the whole job takes {format_duration(whole)}{cost}, evaluations and saves included"
 
     def _fit(self, args: TrainingArguments, state: TrainerState, scheduler: Any) -> None:
         """Choose the number of steps that fit into the budget, for all processes."""
@@ -293,7 +295,7 @@ def forecast_job(
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in hours and minutes, or minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -15,7 +15,7 @@ from transformers import (
 
 from recipe.console import say
 from recipe.metrics import metric_line
-from recipe.training.forecast import Forecast, duration
+from recipe.training.forecast import Forecast, format_duration
 
 _NOT_METRICS = ("total_flos", "epoch")
 
@@ -65,7 +65,7 @@ class ProgressLines(TrainerCallback):
         self._printed = now
         per_second = (state.global_step - self._first_step) / (now - self._started)
         texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
-        left = duration(self._forecast.seconds_left(args, state, state.max_steps))
+        left = format_duration(self._forecast.seconds_left(args, state, state.max_steps))
         say(
             f"step {state.global_step} of {state.max_steps} "
             f"({100 * state.global_step / state.max_steps:.0f} %), "

@@ -451,7 +451,7 @@ def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLo
     )
 
 
-def fingerprint(model: Module) -> str:
+def hash_weights(model: Module) -> str:
     """Return a hash of the initial weights, from the beginning of each tensor."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():

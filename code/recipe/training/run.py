@@ -43,7 +43,7 @@ def run(
 
     table = Table(_log_row)
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
-    start_facts = model_card.versions() | {k: environ.get(v, "") for k, v in names.items()}
+    start_facts = model_card.package_versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in start_facts.items() if v))
 
     with Progress("reading the data"):

@@ -60,7 +60,7 @@ def mask(text: str) -> str:
     return mask_shapes(line) + end
 
 
-def unfinished(text: str) -> int:
+def count_unfinished(text: str) -> int:
     """Count the last characters of `text` that may be the beginning of a known secret."""
     longest = max((len(value) for value in _known), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):

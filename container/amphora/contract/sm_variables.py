@@ -90,7 +90,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     }
 
 
-def fitting(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
+def select_fitting(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that are short enough for Linux (E2BIG).
 
     Raises ConfigError if a hyperparameter is too long, since it cannot be an argument either.

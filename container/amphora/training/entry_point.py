@@ -185,12 +185,13 @@ def _entry(root: Path, name: str) -> Program:
         return Program(root=root, kind=ProgramKind.MODULE, name=module)
     problem = "is a folder without __main__.py" if path.is_dir() else "does not exist"
     raise CodeError(
-        f"sagemaker_program is {name!r}, but {path} {problem} (existing files: {listed(root)}).",
+        f"sagemaker_program is {name!r}, but {path} {problem} "
+        f"(existing files: {list_files(root)}).",
         "Name a file of the code folder, or mount the code at that path.",
     )
 
 
-def listed(root: Path) -> str:
+def list_files(root: Path) -> str:
     """Return the files of a folder and of the folders in it for a message, or 'none'."""
     files = (file for pattern in ("*", "*/*") for file in root.glob(pattern) if file.is_file())
     return ", ".join(sorted(str(file.relative_to(root)) for file in files)[:20]) or "none"

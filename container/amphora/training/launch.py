@@ -15,8 +15,8 @@ from amphora.common.secret_rules import is_secret_value
 from amphora.contract.job import Job, decode, to_argument
 from amphora.contract.sm_variables import (
     MASTER_PORT,
-    fitting,
     plain,
+    select_fitting,
     sm_variables,
     to_arguments,
 )
@@ -84,7 +84,7 @@ def plan(
     """
     world = _world(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
-    kept = fitting(job, variables)
+    kept = select_fitting(job, variables)
     dropped = sorted(variables.keys() - kept.keys())
     notes = [f"{name} is left out: Linux allows at most 128 KiB for a variable" for name in dropped]
     variables = kept | {_mark(name, value): to_argument(value) for name, value in _hidden(job)}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from amphora.common.errors import CodeError
-from amphora.common.logs import mask, unfinished
+from amphora.common.logs import count_unfinished, mask
 from amphora.training import terminal
 from amphora.training.cluster import Link
 from amphora.training.failure import DEATH, Ended
@@ -116,7 +116,7 @@ class _Relay:
 
     def _safe_end(self) -> int:
         """Return where to cut a line without an end: not within a possible secret."""
-        return len(self.pending) - unfinished(self.pending.decode("latin-1"))
+        return len(self.pending) - count_unfinished(self.pending.decode("latin-1"))
 
     def _pass_on(self, end: int) -> None:
         text = mask(self.pending[:end].decode("utf-8", "replace"))

@@ -25,7 +25,7 @@ from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import Job, Paths, decode
 from amphora.training import launch, mpi
-from amphora.training.entry_point import Program, ProgramKind, listed
+from amphora.training.entry_point import Program, ProgramKind, list_files
 
 _DATA = r"/opt/ml/input/data"
 _SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
@@ -103,7 +103,7 @@ def start(
         if not (root / name).is_file():
             raise CodeError(
                 f"SourceCode.entry_script is {name!r}, but {root / name} does not exist"
-                f" (existing files: {listed(root)}).",
+                f" (existing files: {list_files(root)}).",
                 "Give its path within SourceCode.source_dir.",
             )
         kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT

@@ -148,8 +148,8 @@ def test_a_known_value_is_masked_in_every_spelling_unless_it_is_short() -> None:
     assert logs.mask("step 1234") == "step 1234"
     # What may become a secret is held back.
     logs.remember(["s3cr3tvalue"])
-    assert logs.unfinished("a line with s3cr3t") == len("s3cr3t")
-    assert logs.unfinished("a line without") == 0
+    assert logs.count_unfinished("a line with s3cr3t") == len("s3cr3t")
+    assert logs.count_unfinished("a line without") == 0
     # Bytes that are no text.
     logs.remember(["\udcff" * 8])
 

@@ -12,7 +12,7 @@ import transformers
 from transformers import DataCollatorForSeq2Seq
 from transformers.trainer_pt_utils import LabelSmoother
 
-from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
+from recipe.batching.text_pairs import PaddedPairs, Pairs, pair_shapes
 from recipe.compat import new_weights
 from recipe.data.held_out import DataSets
 from recipe.errors import CheckpointError, HyperparameterError
@@ -90,7 +90,7 @@ def test_loss_and_gradients_are_those_of_the_reference(
     wanted.backward()
     grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
     correct = (output.logits.argmax(-1) == batch["labels"]).sum()
-    layout = PaddedPairs(shapes([(pairs, rows)]), 6, 0, encoder_decoders.shift_of(model), 40)
+    layout = PaddedPairs(pair_shapes([(pairs, rows)]), 6, 0, encoder_decoders.shift_of(model), 40)
     encoder_decoders.patch_forward_for_pairs(model, smoothing)
     model.zero_grad()
     # Without dropout it may train: smoothing is of training alone.
@@ -109,7 +109,7 @@ def test_batches_have_few_shapes() -> None:
     """That every token is in its place, the gradients above show."""
     pairs = tokenise()
     halves = [np.asarray([0, 2]), np.asarray([1, 3])]
-    few = shapes([(pairs, rows) for rows in halves])
+    few = pair_shapes([(pairs, rows) for rows in halves])
     layout = PaddedPairs(few, 2, 0, lambda labels: labels.clamp(min=0), 3)
     for rows in (*halves, np.asarray([3, 1]), np.asarray([2])):
         batch = layout.tensors(pairs, rows)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.backend.requests.parameters import FLAG, RULES, Rule, faults, number, whole
+from recipe.backend.requests.parameters import FLAG, RULES, Rule, find_faults, number, whole
 from recipe.backend.requests.payloads import BadRequest
 
 MOST_SEQUENCES = 32
@@ -83,7 +83,7 @@ def settings_of(parameters: Mapping[str, Any], usual_tokens: int) -> GenerationS
         raise BadRequest(
             f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
         )
-    if wrong := faults(parameters, PARAMETERS):
+    if wrong := find_faults(parameters, PARAMETERS):
         name = next(n for n, value in parameters.items() if not PARAMETERS[n].is_right(value))
         raise BadRequest(". ".join(wrong) + ".", name)
     samples = parameters.get("temperature", 1) >= GREEDY_BELOW

@@ -171,10 +171,10 @@ def refused(
     is_half = precision != "float32" and read_exactly is not None
     if is_half and not reference.try_layout(read_exactly()):  # type: ignore[misc]
         cause = f"precision: float32 gives the answers of {NAME}; set AMPHORA_DTYPE=float32"
-    return disproved(origin, reference.proof, f"in {precision}, {why_not}", cause)
+    return proof_error(origin, reference.proof, f"in {precision}, {why_not}", cause)
 
 
-def disproved(origin: Origin, proof: Proof, difference: str, cause: str) -> ModelError:
+def proof_error(origin: Origin, proof: Proof, difference: str, cause: str) -> ModelError:
     """Return the error for a model that does not answer as its proof says.
 
     Args:

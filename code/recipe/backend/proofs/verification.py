@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from recipe.backend import precision
 from recipe.backend.proofs import checking, computing, reference
 from recipe.backend.proofs.proof import NAME, Probe, Proof
-from recipe.backend.proofs.reference import VARIABLE, cause_of, disproved
+from recipe.backend.proofs.reference import VARIABLE, cause_of, proof_error
 from recipe.backend.requests.payloads import Request
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
@@ -52,15 +52,15 @@ def _verify_texts(origin: Origin, proof: Proof, task: ServedTask) -> None:
     requests = task.probes()
     if len(requests) != len(proof.probes):
         why = f"{NAME} has {len(proof.probes)} probes, and the task {len(requests)}"
-        raise disproved(origin, proof, why, cause_of(origin, proof, "labels or settings"))
+        raise proof_error(origin, proof, why, cause_of(origin, proof, "labels or settings"))
     pairs = list(zip(proof.probes, requests, strict=True))
     for probe, request in pairs:
         if why := checking.token_difference(probe, task, request):
-            raise disproved(origin, proof, why, cause_of(origin, proof, "tokenizer"))
+            raise proof_error(origin, proof, why, cause_of(origin, proof, "tokenizer"))
     for probe, request in pairs:
         if why := last_difference(proof, probe, task, request):
             kind = "settings of generation or library" if task.generates else "labels or settings"
-            raise disproved(origin, proof, why, cause_of(origin, proof, kind))
+            raise proof_error(origin, proof, why, cause_of(origin, proof, kind))
 
 
 def last_difference(proof: Proof, probe: Probe, task: ServedTask, request: Request) -> str:
@@ -83,7 +83,7 @@ def _verify_images(origin: Origin, proof: Proof, task: ServedTask) -> None:
         is_moved = probe.values[0].sorted_difference(values) <= tolerance
         is_named = is_moved or labels != probe.answer
         kind = "labels or settings" if is_named else "weights, settings or library"
-        raise disproved(origin, proof, why, cause_of(origin, proof, kind))
+        raise proof_error(origin, proof, why, cause_of(origin, proof, kind))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def are_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
-def faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
+def find_faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
     """Return messages about all invalid `values`. Values without a rule are skipped."""
     return [
         f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out"

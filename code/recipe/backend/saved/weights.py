@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModel, GenerationConfig, PreTrainedModel
 
 from recipe.compat import attend_fully
-from recipe.compat.new_weights import check_layers, missing_weights, unread
+from recipe.compat.new_weights import check_layers, missing_weights, unread_weights
 from recipe.errors import UNLOADABLE, ModelError, join_names, why_unloadable
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
@@ -37,7 +37,7 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     if origin.adapter:
         return merged(origin, architecture, dtype)
     model, report = origin.read(architecture, dtype)
-    missing = unread(report)
+    missing = unread_weights(report)
     if architecture is AutoModel:
         # Vectors are means of hidden states, so the pooler may be missing.
         check_layers(origin.location, model, missing)
@@ -106,7 +106,7 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     from peft import PeftModel
     from peft.utils import get_peft_model_state_dict, load_peft_weights
 
-    from recipe.models.lora import tied
+    from recipe.models.lora import tied_layer
 
     base = origin.base or origin.adapter["base_model_name_or_path"]
     try:
@@ -129,7 +129,7 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         weights = load_peft_weights(origin.location, device="cpu")
         adapter_weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         refuse_partial(weights, adapter_weights, adapted.state_dict())
-        if fault := tied(adapted):
+        if fault := tied_layer(adapted):
             raise ModelError(f"{fault}.", "Train without adapters of these layers.")
         merged = adapted.merge_and_unload()
     except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
@@ -141,7 +141,7 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         ) from error
     # A head that is in neither of them would be random.
     brought = {name.removeprefix("base_model.model.") for name in weights}
-    lacking = sorted(set(unread(report)) - brought)
+    lacking = sorted(set(unread_weights(report)) - brought)
     if architecture is AutoModel:
         check_layers(str(base), merged, lacking)
     elif lacking:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from recipe.batching.window_batches import NOWHERE, Windows
-from recipe.models.answer_spans import likeliest
+from recipe.models.answer_spans import find_spans
 from recipe.reports.last_answers import Mistake, PredictedAnswers
 from recipe.tasks.evaluation import exact_match, word_f1
 
@@ -82,7 +82,7 @@ def find(
         span = windows.span(window)
         begins, ends = windows.begins[span], windows.ends[span]
         both = outputs[window, 1:].reshape(2, tokens)[:, : len(begins)]
-        none, likely = likeliest(both, begins != NOWHERE, nowhere, 1, LONGEST_ANSWER)
+        none, likely = find_spans(both, begins != NOWHERE, nowhere, 1, LONGEST_ANSWER)
         nothing[number] = min(nothing[number], float(none))
         for first, last, score in likely:
             best[number] = max(best[number], (score, int(begins[first]), int(ends[last])))

@@ -22,7 +22,7 @@ from recipe.backend.requests.payloads import (
 )
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
-from recipe.models.answer_spans import likeliest
+from recipe.models.answer_spans import find_spans
 from recipe.models.sources.origin import Origin
 from recipe.tasks.question_answering.spec import SPECS
 from recipe.tokenization.windows import PairWindow, check_fast, pair_windows
@@ -164,7 +164,7 @@ class QuestionAnswerer(ServedTask):
         scale = _log_sum(np.concatenate(masked, axis=1)) if is_judged else None
         for (window, _), values in zip(scored, masked, strict=True):
             scores = values - (_log_sum(values) if scale is None else scale)
-            none, best = likeliest(scores, window.is_context, window.nowhere, candidates, longest)
+            none, best = find_spans(scores, window.is_context, window.nowhere, candidates, longest)
             no_answer = min(no_answer, float(np.exp(none)))
             for first, last, log_score in best:
                 turns.pause()

@@ -129,7 +129,7 @@ class QuestionAnswering(Task):
 
     def pieces(self, length: int, longest: int) -> int:
         """Return about how many windows a question with its context becomes."""
-        return windows.count(length, longest, self._stride(longest))
+        return windows.count_windows(length, longest, self._stride(longest))
 
     def about(self) -> About:
         none = ", or report that there is none" if self.data.has_unanswerable else ""

@@ -15,7 +15,7 @@ from recipe.console import say
 from recipe.data.annotations.questions import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.tokenization import store
-from recipe.tokenization.windows import check_fast, pair_windows, shortened
+from recipe.tokenization.windows import check_fast, pair_windows, shorten_text
 
 _BEGINS, _ENDS, _LABELS, _CUT = "begins", "ends", "labels", "cut"
 
@@ -61,7 +61,7 @@ def _windows_of(
     bare = tokenizer(batch[QUESTION], add_special_tokens=False, verbose=False)[TOKEN_IDS]
     cut = [len(ids) > most for ids in bare]
     questions = [
-        shortened(tokenizer, question, most) if is_long else question
+        shorten_text(tokenizer, question, most) if is_long else question
         for question, is_long in zip(batch[QUESTION], cut, strict=True)
     ]
     windows = list(pair_windows(tokenizer, questions, batch[CONTEXT], max_length, stride))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from recipe import metrics
 from recipe.batching.batches import Layout, Samples
-from recipe.batching.text_pairs import PaddedPairs, Pairs, shapes
+from recipe.batching.text_pairs import PaddedPairs, Pairs, pair_shapes
 from recipe.compat import UNBOUNDED
 from recipe.console import say
 from recipe.data.column_names import SOURCE, TARGET
@@ -55,7 +55,7 @@ class _TextPairs(TokenLosses):
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         shift, learned = encoder_decoders.shift_of(model), learned_in(batches)
-        return PaddedPairs(shapes(batches), size, pad_id, shift, learned)
+        return PaddedPairs(pair_shapes(batches), size, pad_id, shift, learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         smoothing = float(self._settings.passed.get("label_smoothing_factor", 0.0))

@@ -118,7 +118,7 @@ class TokenClassification(Task):
     def pieces(self, length: int, longest: int) -> int:
         """Return about how many windows a sentence becomes."""
         shared = windows.words_shared(longest)
-        return windows.count(length, longest, shared) if self._is_split else 1
+        return windows.count_windows(length, longest, shared) if self._is_split else 1
 
     def about(self) -> About:
         names = ", ".join(f"`{name}`" for name in self._names)

@@ -180,13 +180,13 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
     kind = media.media_type(content_type)
     if route in _READERS or route in model.passed.values():
         if kind != media.JSON:
-            raise media.unsupported(f"{route} takes {media.JSON}, not {content_type!r}.")
+            raise media.unsupported_type(f"{route} takes {media.JSON}, not {content_type!r}.")
         return Exchange(requests=[_read_route(route, huggingface.read_json(body), model)])
     if kind.startswith("image/"):
         return Exchange(requests=[huggingface.read_image(body)])
     known = (media.JSON, media.JSON_LINES, media.CSV, media.TEXT)
     if kind not in known:
-        raise media.unsupported(
+        raise media.unsupported_type(
             f"Content-Type {content_type!r} is not supported. Send {', '.join(known)}, or an "
             "image if the model's task reads them."
         )

@@ -185,7 +185,7 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
     has_header = media.parameter(content_type, "header")
     if has_header not in ("", "present", "absent"):
         message = f"Content-Type is {content_type!r}: header is present, absent or left out."
-        raise media.unsupported(message)
+        raise media.unsupported_type(message)
     rows = _csv_rows(body)
     if not rows:
         return []

@@ -38,7 +38,7 @@ def parameter(header: str, name: str) -> str:
     return ""
 
 
-def unsupported(message: str) -> Fault:
+def unsupported_type(message: str) -> Fault:
     """Return the error for a body whose type is not read."""
     return Fault(415, "unsupported_content_type", message)
 
@@ -51,7 +51,7 @@ def not_acceptable(message: str) -> Fault:
 def check_utf8(header: str) -> None:
     """Raise Fault (415) if a Content-Type names a charset other than UTF-8."""
     if (parameter(header, "charset") or "utf-8") not in _CHARSETS:
-        raise unsupported(f"Content-Type is {header!r}. Send the body in utf-8.")
+        raise unsupported_type(f"Content-Type is {header!r}. Send the body in utf-8.")
 
 
 def preferred(

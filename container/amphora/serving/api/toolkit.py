@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from amphora.serving.api.huggingface import text_of
-from amphora.serving.api.media import CSV, JSON, NPY, media_type, unsupported
+from amphora.serving.api.media import CSV, JSON, NPY, media_type, unsupported_type
 from amphora.serving.protocol.media_types import Fault, bad_request
 
 _NESTED = {"zero-shot-classification", "table-question-answering"}
@@ -42,7 +42,7 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
         return {"inputs": _image(_bytes(body))}
     if kind.startswith("audio/"):
         return {"inputs": _bytes(body)}
-    raise unsupported(
+    raise unsupported_type(
         f"Content-Type {content_type!r} is not supported. Send application/json, text/csv,"
         " application/x-npy, image/* or audio/*, or define input_fn."
     )
@@ -58,7 +58,7 @@ def decode_numbers(body: str | bytes, content_type: str) -> Any:
         return _csv_numbers(text_of(body))
     if kind == NPY:
         return _array(_bytes(body))
-    raise unsupported(
+    raise unsupported_type(
         f"Content-Type {content_type!r} is not supported. Send {JSON}, {CSV} or {NPY}, or"
         " define input_fn."
     )
