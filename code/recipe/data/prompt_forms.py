@@ -142,7 +142,7 @@ def fill_alpaca(read: ReadFile) -> ReadFile:
 
 def is_conversational(read: ReadFile) -> bool:
     """Return whether the rows of a file are conversations: a column of them, prompts or completions
-    that are lists of messages, or a system prompt or tools beside them."""
+    that are lists of messages, or that have a system prompt or tools."""
     part, columns = read.part, read.columns
     texts = [columns[role] for role in (PROMPT, COMPLETION) if role in columns]
     if MESSAGES in columns or any(is_list(part.table.schema.field(name).type) for name in texts):
