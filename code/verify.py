@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
             f"The proof is made for {proof.task}, and the model is served for another task.",
             "Leave HF_TASK out.",
         )
-    outcomes = verification.compare_probes(proof, task)
+    outcomes = [*verification.compare_probes(proof, task)]
     _print(outcomes)
     del os.environ["AMPHORA_PROOF"]
     try:

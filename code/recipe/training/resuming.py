@@ -7,6 +7,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from recipe.plan import batch_layout
 from recipe.runtime import distribution, memory, sharded, xla
 from recipe.runtime.device import gather_objects, leave_world
 from recipe.storage import checkpoints
-from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
 from recipe.training import snapshot
 from recipe.training.forecast import Forecast
@@ -99,7 +99,10 @@ class Resumable(Trainer):
         self.before = TrainerState()
         """The state at the beginning of this run."""
         self._leave_model, self.forecast = leave_model, forecast
-        self._writer = Background()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written = Future[None]()
+        """The last checkpoint, whose error the next step raises."""
+        self._written.set_result(None)
         self._copied: Snapshot | None = None
         """The last copy; the next one reuses its memory."""
         self._has_logged_waiting = self._is_finished = False
@@ -160,7 +163,7 @@ class Resumable(Trainer):
 
     def leave(self) -> None:
         """Write the model so far, and end the process with the exit code of a stopped training."""
-        self._writer.wait()
+        self._written.result()
         kept = (
             f"checkpoint saved in {self._folder}; start again to continue"
             if self._saves
@@ -220,7 +223,7 @@ class Resumable(Trainer):
         """Log. At the end of training, wait first: the Trainer then looks for checkpoints. Its
         rate is of all epochs, of which a budget may have left out some."""
         if "train_runtime" in logs:
-            self._writer.wait()
+            self._written.result()
             self._copied = None
             samples: Any = self.train_dataset
             epochs = (self.state.epoch or 0) - (self.before.epoch or 0)
@@ -230,7 +233,8 @@ class Resumable(Trainer):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """Compute loss and gradients; raise the error of a checkpoint that could not be written."""
-        self._writer.check()
+        if self._written.done():
+            self._written.result()
         return super().training_step(*arguments, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -240,7 +244,7 @@ class Resumable(Trainer):
         the write. There is only one snapshot at a time, which bounds its memory. That memory is
         reused by the next one: allocating it takes several times as long as the copy.
         """
-        self._writer.wait()
+        self._written.result()
         self.store_flos()
         self._set_best_path()
         is_first = self.is_world_process_zero()
@@ -281,7 +285,7 @@ class Resumable(Trainer):
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
 
         if in_background:
-            self._writer.start(write)
+            self._written = self._writer.submit(write)
         else:
             write()
 

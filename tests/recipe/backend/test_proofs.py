@@ -43,6 +43,12 @@ KINDS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a CPU that computes in bfloat16, whose tolerance is larger."""
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+
+
 def prove(task: str, folder: Path) -> Path:
     rows: list[Any] = []
     proving.prove(task, folder, Table(rows.append), is_partial=False, environ={})

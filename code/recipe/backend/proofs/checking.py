@@ -77,7 +77,7 @@ def rows_of(
     try:
         _replaying(task, None).predict([prepared])
     except _Captured as captured:
-        return [ProbeRow.from_token_row(row) for row in captured.rows], captured.reading
+        return [ProbeRow(**vars(row)) for row in captured.rows], captured.reading
     raise TypeError(f"{type(task).__name__} does not compute its answers by its LoadedModel")
 
 
@@ -172,7 +172,6 @@ def continuation_difference(
     return ""
 
 
-def precision_of(task: ServedTask) -> str:
-    """Return the precision in which a task's model is served."""
-    model = task.pipeline.model if task.loaded_model is None else task.loaded_model.model  # type: ignore[attr-defined]
-    return str(model.dtype).removeprefix("torch.")
+def model_of(task: Any) -> Any:
+    """Return the model of a served task."""
+    return task.pipeline.model if task.loaded_model is None else task.loaded_model.model

@@ -35,11 +35,10 @@ def compute(
     """
     if reading is None:
         return [log_probabilities(loaded, row) for row in rows]
-    token_rows = [row.token_row() for row in rows]
-    lengths = [len(row.ids) % _PADDED_TO for row in token_rows]
+    lengths = [len(row.ids) % _PADDED_TO for row in rows]
     alone = next((index for index, rest in enumerate(lengths) if rest), 0)
-    others = token_rows[:alone] + token_rows[alone + 1 :]
-    values = loaded.forward(token_rows[alone : alone + 1], reading)
+    others = [*rows[:alone], *rows[alone + 1 :]]
+    values = loaded.forward(rows[alone : alone + 1], reading)
     rest = loaded.forward(others, reading) if others else []
     return [*rest[:alone], *values, *rest[alone:]]
 

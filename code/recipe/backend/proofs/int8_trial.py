@@ -40,7 +40,7 @@ def try_out(
 
     def measure() -> Trial:
         exact, quick = prepare()
-        rows, reading = [row.token_row() for row in reference.rows], reference.reading
+        rows, reading = list(reference.rows), reference.reading
         assert reading is not None
         forward.replace(quick.model)
         values = computing.compute(quick, reference.rows, reading)

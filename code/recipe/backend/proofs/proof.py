@@ -39,24 +39,12 @@ _MOST_SHARE = 0.25
 _UNMEASURED = {"float32": 1e-4, "bfloat16": 0.06, "float16": 0.06}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeRow:
+@dataclass(frozen=True)
+class ProbeRow(TokenRow):
     """The tokens of a row that the model reads for a probe."""
 
-    ids: list[int]
-    types: list[int] | None = None
-    keep: list[int] | None = None
     tokens: list[int] | None = None
     """The tokens that a model generates after `ids`; of an encoder-decoder all of the decoder's."""
-
-    @classmethod
-    def from_token_row(cls, row: TokenRow) -> ProbeRow:
-        """Return a row of an encoder."""
-        return cls(ids=row.ids, types=row.types, keep=row.keep)
-
-    def token_row(self) -> TokenRow:
-        """Return the row as layouts read it."""
-        return TokenRow(self.ids, self.types, self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ class Reference:
         """Compute the values of each text alone by a model in its precision."""
         rows, names, values = [], [], []
         for number, text in enumerate(probes.PROMPTS if reading is None else probes.TEXTS, 1):
-            row = ProbeRow.from_token_row(loaded.probe(text))
+            row = ProbeRow(**vars(loaded.probe(text)))
             row = _forced(loaded, row) if reading is None else row
             # Embeddings may lack tokens that only a few texts have.
             with contextlib.suppress(IndexError):

@@ -52,7 +52,7 @@ class TrainedAnswers:
             values: What `repeat` returned.
             proof: That of the saved model, for its tolerances.
         """
-        saved = _model_of(task).config.id2label
+        saved = checking.model_of(task).config.id2label
         if self.labels != saved:
             return f"its labels are {str(saved)[:200]} instead of {str(dict(self.labels))[:200]}"
         for index, inputs in enumerate(self.inputs if task.tokenizer is not None else ()):
@@ -78,7 +78,7 @@ class TrainedAnswers:
         if hasattr(task.tokenizer, "src_lang"):
             return None
         length = self.inputs[index]["input_ids"].shape[1]
-        return _encode(_model_of(task), task.tokenizer, index, length)
+        return _encode(checking.model_of(task), task.tokenizer, index, length)
 
     def repeat(self, task: ServedTask) -> list[Tensor]:
         """Return the outputs of a saved model for the same inputs, in float32 on the CPU."""
@@ -89,7 +89,7 @@ class TrainedAnswers:
         if isinstance(reading, Pooling) and task.loaded_model is not None:
             rows = [TokenRow(inputs["input_ids"][0].tolist()) for inputs in self.inputs]
             return [row[None] for row in task.loaded_model.forward(rows, reading)]
-        return [_output(_model_of(task), inputs) for inputs in self.inputs]
+        return [_output(checking.model_of(task), inputs) for inputs in self.inputs]
 
 
 def compute(model: Any, tokenizer: Any, max_length: int, why_not: str) -> TrainedAnswers | str:
@@ -124,10 +124,6 @@ def compute(model: Any, tokenizer: Any, max_length: int, why_not: str) -> Traine
         labels=dict(inner.config.id2label),
         precision=exact if is_exact else "bfloat16",
     )
-
-
-def _model_of(task: Any) -> Any:
-    return task.pipeline.model if task.loaded_model is None else task.loaded_model.model
 
 
 def _encode(model: Any, tokenizer: Any, index: int, limit: int) -> list[int]:
