@@ -44,7 +44,7 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def serve_in_float(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on a CPU that computes in bfloat16, whose tolerance is larger."""
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
 
