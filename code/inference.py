@@ -1,7 +1,7 @@
 """The handlers that `amphora serve` uses for a model without code.
 
-HF_TASK, or else the head of the model, selects the task: those of texts, and of transformers'
-pipelines those that read images.
+HF_TASK, or else the head of the model, selects the task: one of the recipe's, or of transformers'
+pipelines.
 
 The server parses requests and writes answers (`amphora.serving.api`). These functions get the
 inputs and parameters of a request as plain values, and return predictions as such. Texts beyond the
@@ -112,6 +112,6 @@ def _plain(prediction: Any, prepared: PreparedRequest) -> Any:
         "entries": list(prediction),
         "single": prediction.single,
         "truncated": prediction.truncated,
-        "faults": prepared.inputs.faults,
+        "faults": prepared.inputs.faults if prediction.faults is None else prediction.faults,
         "tokens": prepared.tokens,
     }

@@ -40,6 +40,7 @@ class Bound(enum.Enum):
     SCORES = "AMPHORA_MAX_SCORES", 67_108_864, "numbers that the model computes for the answer"
     ANSWER = "AMPHORA_MAX_ANSWER_VALUES", 4_194_304, "numbers and names in the answer"
     PIXELS = "AMPHORA_MAX_PIXELS", 64_000_000, "pixels of a request's images"
+    SECONDS = "AMPHORA_MAX_AUDIO_SECONDS", 600, "seconds of audio"
 
     def __init__(self, variable: str, usual: int, what: str) -> None:
         self.variable = variable

@@ -8,7 +8,8 @@ from typing import Any
 import transformers
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from recipe.backend import pipelines
+from recipe.backend.pipelines import library
+from recipe.backend.pipelines.foreign import Foreign
 from recipe.backend.proofs import verification
 from recipe.backend.served_task import ServedTask
 from recipe.compat import quieten
@@ -27,9 +28,16 @@ _SYNONYMS = {
     "text-ranking": "text-classification",
     "reranking": "text-classification",
     "sentence-embeddings": SENTENCES,
+    "text-to-speech": "text-to-audio",
+    "vqa": "visual-question-answering",
 }
 _SAME_HEAD = {"zero-shot-classification": "text-classification"}
-_SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
+_OTHER_HEADS = {
+    "table-question-answering": ["AutoModelForSeq2SeqLM"],
+    "document-question-answering": ["AutoModelForImageTextToText"],
+}
+"""Auto classes of models that pipelines also take, by the class that config.json names (TAPEX,
+Donut)."""
 # Tasks whose models have no head, or many uses: their classes do not determine the task.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
@@ -48,7 +56,15 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         name = chosen(origin, environ)
         log(f"task: {name}")
         if (served := SERVED.get(name)) is None:
-            task: ServedTask = pipelines.Foreign.load(origin, name, environ)
+            foreign = Foreign.load(origin, name, environ)
+            # A pipeline takes the class that config.json names if its task has none for the model.
+            kind, heads = type(foreign.pipeline.model), _heads(name)
+            if kind.__module__.startswith("transformers.") and heads and kind.__name__ not in heads:
+                raise ModelError(
+                    f"The model {origin.location} is a {kind.__name__}, which {name} cannot use.",
+                    "Leave HF_TASK out, or give the task that it was trained for.",
+                )
+            task: ServedTask = foreign
         else:
             task = resolve(served.load)(origin, **served.options)
         verification.verify(origin, name, task, environ)
@@ -62,20 +78,7 @@ def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
     name = _SYNONYMS.get(name, name)
     if name.startswith(f"{TRANSLATIONS}_"):
         name = TRANSLATIONS
-    known = [*SERVED, *pipelines.TASKS]
-    if name in pipelines.names() and name not in known:
-        remedy = (
-            "Write a code/inference.py with `def model_fn(model_dir): return "
-            f'transformers.pipeline("{name}", model=model_dir)`.'
-        )
-        if name in _SOUNDS:
-            remedy += (
-                " It decodes sounds by ffmpeg. Without that, read WAV of 16 bits by `def "
-                "input_fn(body, kind): rate, raw = scipy.io.wavfile.read(io.BytesIO(body)); return "
-                '{"inputs": {"raw": raw / 32768, "sampling_rate": rate}}`.'
-            )
-        what = f"The task {name} of {origin.location} is not served without code."
-        raise ModelError(what, remedy)
+    known = [*dict.fromkeys([*SERVED, *library.names()])]
     if name not in known:
         raise ValueError(
             f"HF_TASK is {name!r}. Give {', '.join(known)}. {did_you_mean(name, known)}"
@@ -92,11 +95,9 @@ def check_head(origin: Origin, name: str) -> None:
     """
     if origin.adapter or name in _VAGUE:
         return
-    served = SERVED.get(_SAME_HEAD.get(name, name))
-    architectures = served.architectures if served else pipelines.architectures(name)
-    taken = {model for auto in architectures for _, model in _classes(auto)}
+    taken = _heads(name)
     classes = getattr(origin.config(), "architectures", None) or []
-    if not taken or "AutoModel" in architectures or taken.intersection(classes):
+    if not taken or taken.intersection(classes):
         return
     for kind in classes:
         if (task := task_of_class(kind)) not in (None, *_VAGUE):
@@ -105,6 +106,17 @@ def check_head(origin: Origin, name: str) -> None:
                 f"head of {task}.",
                 f"Leave HF_TASK out, or give {task}.",
             )
+
+
+def _heads(name: str) -> set[str]:
+    """Return the classes of models that a task takes; none if it takes any."""
+    if served := SERVED.get(_SAME_HEAD.get(name, name)):
+        architectures = [*served.architectures]
+    else:
+        architectures = [*library.architectures(name), *_OTHER_HEADS.get(name, ())]
+    if "AutoModel" in architectures:
+        return set()
+    return {model for auto in architectures for _, model in _classes(auto)}
 
 
 def task_of(origin: Origin) -> str:
@@ -154,8 +166,8 @@ def task_of_class(name: str) -> str | None:
     # Tasks of images, audio and tables come first, since some of their classes are also in the
     # mappings of texts.
     media = [
-        (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
-        for task in pipelines.names()
+        (task, set(library.architectures(task)) - {"AutoModelForCausalLM"})
+        for task in library.names()
         if task not in SERVED and task not in _VAGUE
     ]
     texts = [(task, set(entry.architectures)) for task, entry in SERVED.items()]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recipe.backend import precision
-from recipe.backend.pipelines import Foreign
+from recipe.backend.pipelines.foreign import Foreign
 from recipe.backend.proofs import making
 from recipe.backend.proofs.proof import Proof
 from recipe.backend.proofs.trained_answers import TrainedAnswers

@@ -44,6 +44,7 @@ SETTINGS: Mapping[str, str] = {
         ("MAX_SCORES", "scores that the model computes, such as texts x labels (67108864)"),
         ("MAX_ANSWER_VALUES", "numbers and names in the answer (4194304)"),
         ("MAX_PIXELS", "pixels of all images (64000000)"),
+        ("MAX_AUDIO_SECONDS", "seconds of audio, read or generated (600)"),
     )
 }
 """What users set, each with its meaning and default, for docs/REFERENCE.md."""

@@ -44,10 +44,7 @@ CLASSIFIER = "BertForSequenceClassification"
         ("BertForMaskedLM", "sparse", {}, ["SparseEncoder", "inference.py"]),
         (CLASSIFIER, {"num_labels": 1, "sentence_transformers": {"activation_fn": "somebody.Activation"}}, {}, ["somebody.Activation", "Sigmoid"]),
         ("BertModel", {}, {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
-        ("BertModel", {}, {"HF_TASK": "table-question-answering"}, ["not served without code", "model_fn"]),
-        ("BertModel", {}, {"HF_TASK": "audio-classification"}, ["not served without code", "wavfile"]),
-        ("BertModel", {"architectures": ["LlavaForConditionalGeneration"]}, {},
-         ["image-text-to-text .* is not served without code"]),
+        ("BertModel", {}, {"HF_TASK": "table-question-answering"}, ["is a BertModel, which table-question-answering"]),
         ("BertModel", {}, {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
     ],
 )  # fmt: skip
@@ -144,7 +141,7 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
         ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
         ({"inputs": "a", "options": {"wait": True}}, "'options'"),
         (b'{"inputs": "a", "top_k": NaN}', "NaN"), (b'{"inputs": "\\ud800"}', "surrogate"),
-        ((b"\\x89PNG", "image/png"), "not images"),
+        ((b"\\x89PNG", "image/png"), "not files"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(body)

@@ -77,6 +77,10 @@ def are_ids(value: Any) -> bool:
     )
 
 
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
 SIDE = Rule(lambda value: str(value).lower() in ("left", "right"), '"Left" or "Right"')
 _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_OR_TEXTS.words)
 _SHARE = number(0, 1, above=True)
@@ -85,10 +89,11 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("truncate", "return_all_scores", "multi_label", "normalize",
          "handle_impossible_answer", "align_to_words", "return_text", "do_sample",
-         "stream", "pool"), FLAG
+         "stream", "pool", "return_full_text", "return_language", "sequential", "output_rle_mask",
+         "output_bboxes_mask"), FLAG
     ),
     **dict.fromkeys(
-        ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang",
+        ("prefix", "prompt", "prompt_name", "src_lang", "tgt_lang", "language",
          "hypothesis_template"), TEXT
     ),
     **dict.fromkeys(
@@ -97,7 +102,26 @@ RULES: Mapping[str, Rule] = {
         whole(1),
     ),
     **dict.fromkeys(("stride", "min_new_tokens", "min_length", "no_repeat_ngram_size"), whole(0)),
-    **dict.fromkeys(("mask_threshold", "overlap_mask_area_threshold"), number(0, 1)),
+    **dict.fromkeys(
+        ("mask_threshold", "overlap_mask_area_threshold", "crop_overlap_ratio", "pred_iou_thresh",
+         "stability_score_thresh", "crops_nms_thresh"),
+        number(0, 1),
+    ),
+    **dict.fromkeys(("points_per_batch", "points_per_crop", "num_frames"), whole(1, 256)),
+    **dict.fromkeys(("crop_n_points_downscale_factor", "stability_score_offset"), whole(1, 16)),
+    "crops_n_layers": whole(0, 2),
+    "frame_sampling_rate": whole(1, 10_000),
+    "chunk_length_s": number(1),
+    "stride_length_s": Rule(
+        lambda value: all(map(number(0).is_right, value if _is_pair(value) else [value])),
+        "seconds, or those at the left and at the right",
+    ),
+    "return_timestamps": one_of(True, False, "word", "char"),
+    "task": one_of("transcribe", "translate"),
+    "speaker_embeddings": Rule(
+        lambda value: isinstance(value, list) and 0 < len(value) <= 4096
+        and all(map(number(-1e6, 1e6).is_right, value)), "a list of numbers",
+    ),
     "subtask": one_of("semantic", "instance", "panoptic"),
     "max_seq_len": whole(8),
     "seed": whole(0, 2**64 - 1),

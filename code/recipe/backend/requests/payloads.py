@@ -169,7 +169,7 @@ def a_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        raise NotTakenHere(f"The model reads texts, not images. {EXAMPLE}")
+        raise NotTakenHere(f"The model reads texts, not files. {EXAMPLE}")
     raise BadRequest(f"An input is {json.dumps(value)[:60]}, not a text. {EXAMPLE}")
 
 
@@ -212,10 +212,16 @@ class Answers(list[Any]):
     """An answer for each input of a request."""
 
     def __init__(
-        self, answers: Sequence[Any], truncated: Sequence[int] = (), single: bool = False
+        self,
+        answers: Sequence[Any],
+        truncated: Sequence[int] = (),
+        single: bool = False,
+        faults: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(answers)
         self.single = single
         """Whether JSON has the only entry without a list, as pipelines answer a single input."""
         self.truncated = truncated
         """Positions of the texts that were truncated."""
+        self.faults = faults
+        """Error messages of invalid records, by their positions, if more are than the request's."""

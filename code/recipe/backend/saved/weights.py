@@ -171,6 +171,19 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
         )
 
 
+def refuse_headless(model: PreTrainedModel, origin: Origin) -> None:
+    """Raise ModelError if the files lack all weights of a part of a model, such as its head. Single
+    weights may be of training alone, or of layers that the model leaves out."""
+    lost = set(missing_weights(model))
+    for part, module in model.named_children():
+        names = {f"{part}.{name}" for name, _ in module.named_parameters()}
+        if names and names <= lost and part != "pooler":
+            raise ModelError(
+                f"The model {origin.location} lacks all weights of {part} ({min(names)}, ...).",
+                "Check that its files are complete, and that HF_TASK is what it was trained for.",
+            )
+
+
 def embeddings_of(model: PreTrainedModel) -> int:
     """Return the number of tokens for which a model has embeddings."""
     return len(cast("Any", model.get_input_embeddings()).weight)

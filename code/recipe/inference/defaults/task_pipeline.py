@@ -20,7 +20,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from recipe.backend import loading, pipelines, precision, programs
+    from recipe.backend import loading, precision, programs
+    from recipe.backend.pipelines import library
     from recipe.compat import quieten
     from recipe.inference import registry
     from recipe.models.sources.origin import Origin
@@ -33,7 +34,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:
-        task, targets, _ = PIPELINE_REGISTRY.check_task(name)
+        task, targets, _ = PIPELINE_REGISTRY.check_task(library.registered_name(name))
     except KeyError:
         return TaskPipeline(name, registry.load(model_dir, environ))
     if environ.get("HF_TASK"):
@@ -45,8 +46,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.location):
         if task not in SERVED:
-            return pipelines.load_pipeline(origin, task, precise)
-        return pipelines.wrap_pipeline(task, loading.load(origin, targets["pt"][0], precise))
+            return library.load_pipeline(origin, task, precise)
+        return library.wrap_pipeline(task, loading.load(origin, targets["pt"][0], precise))
 
 
 class TaskPipeline:

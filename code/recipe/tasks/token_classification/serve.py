@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForTokenClassification
 
-from recipe.backend import bounds, loading, pipelines, turns
+from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
+from recipe.backend.pipelines import library
 from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
@@ -36,7 +37,7 @@ class Tagger(ServedTask):
     def load(cls, origin: Origin) -> Tagger:
         """Return the token classifier that `origin` names."""
         loaded = loading.load(origin, AutoModelForTokenClassification)
-        pipeline = pipelines.wrap_pipeline("token-classification", loaded)
+        pipeline = library.wrap_pipeline("token-classification", loaded)
         gather = pipeline.gather_pre_entities
 
         def pause_and_gather(*values: Any, **options: Any) -> Any:

@@ -24,8 +24,8 @@ LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 """How a text ends, in the words of TGI's API."""
 TEXT_KEY = "inputs"
 EXAMPLE = (
-    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the image in base64"} for '
-    "a model of images."
+    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the file in base64"} for a '
+    "model of images or audio."
 )
 
 

@@ -182,13 +182,13 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
         if kind != media.JSON:
             raise media.unsupported_type(f"{route} takes {media.JSON}, not {content_type!r}.")
         return Exchange(requests=[_read_route(route, huggingface.read_json(body), model)])
-    if kind.startswith("image/"):
-        return Exchange(requests=[huggingface.read_image(body)])
+    if kind.partition("/")[0] in media.FILES:
+        return Exchange(requests=[huggingface.read_file(body)])
     known = (media.JSON, media.JSON_LINES, media.CSV, media.TEXT)
     if kind not in known:
         raise media.unsupported_type(
             f"Content-Type {content_type!r} is not supported. Send {', '.join(known)}, or an "
-            "image if the model's task reads them."
+            "image, audio or video if the model's task reads them."
         )
     media.check_utf8(content_type)
     if kind == media.JSON_LINES:

@@ -1,4 +1,4 @@
-"""Bodies of Hugging Face's image: JSON, JSON Lines, CSV, plain text and images.
+"""Bodies of Hugging Face's image: JSON, JSON Lines, CSV, plain text, images, audio and video.
 
 A record of JSON Lines or CSV that cannot be read has an error as its answer, in its place.
 """
@@ -167,10 +167,10 @@ def read_text(body: bytes, model: ModelTraits) -> Encode | Generate:
     return read_document({TEXT_KEY: text}, model)
 
 
-def read_image(body: bytes) -> Encode:
-    """Return the request of an image's bytes."""
+def read_file(body: bytes) -> Encode:
+    """Return the request of the bytes of an image, of audio or of a video."""
     if not body:
-        raise bad_request("The body is empty. Send the bytes of the image.")
+        raise bad_request("The body is empty. Send the bytes of the file.")
     return Encode(inputs=[body], single=True)
 
 

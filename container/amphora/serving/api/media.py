@@ -11,6 +11,9 @@ from amphora.serving.protocol.media_types import Fault
 JSON, CSV = media_types.JSON, media_types.CSV
 JSON_LINES, NPY, TEXT = "application/jsonlines", "application/x-npy", "text/plain"
 EVENTS, BYTES = "text/event-stream", "application/octet-stream"
+PNG, WAV = "image/png", "audio/wav"
+FILES = ("image", "audio", "video")
+"""Types of bodies that are the file of an input."""
 ANY = "*/*"
 SPELLINGS = {
     "application/x-jsonlines": JSON_LINES,

@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import math
+import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from datetime import date
 from enum import Enum
@@ -20,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from amphora.serving.api import media
-from amphora.serving.api.media import BYTES, CSV, EVENTS, JSON, JSON_LINES, NPY, TEXT
+from amphora.serving.api.media import BYTES, CSV, EVENTS, JSON, JSON_LINES, NPY, PNG, TEXT, WAV
 from amphora.serving.protocol.media_types import Fault
 
 _CHUNK_ENTRIES = 1024
@@ -59,6 +60,7 @@ def entries(
     - JSON Lines: an entry on each line.
     - CSV: a row for each input, with all its labels and scores or the numbers of its vector.
     - NPY: an array of numbers.
+    - PNG, WAV: the only answer, if it is an image or audio with its sampling rate.
 
     Invalid records have an error in their place: in CSV the row `error,message`, in NPY a row of
     nan. Raise Fault (406) if no accepted type can hold the answer, and Unencodable if it contains
@@ -87,6 +89,8 @@ def entries(
         JSON_LINES: lambda: b"".join(document(answer, pause)[0] + b"\n" for answer in answers),
         CSV: write_csv,
         NPY: lambda: _vectors_as_npy(answers),
+        PNG: lambda: _as_png(answers),
+        WAV: lambda: _as_wav(answers),
     }
     return _first_written(writers, accept)
 
@@ -204,6 +208,31 @@ def _vectors_as_npy(answers: Sequence[Any]) -> bytes:
     rows = np.full((len(answers), *whole.shape[1:]), np.nan, dtype=np.float32)
     rows[[not _is_fault(answer) for answer in answers]] = whole
     return _as_npy(rows)
+
+
+def _as_png(answers: Sequence[Any]) -> bytes:
+    if len(answers) != 1 or not _is_from(answers[0], "PIL", "Image"):
+        raise media.not_acceptable(f"The answer is not one image, which {PNG} could hold.")
+    return base64.b64decode(base64_of_image(answers[0]))
+
+
+def _as_wav(answers: Sequence[Any]) -> bytes:
+    """Return audio [samples] or [channels, samples] as WAV of 16 bits."""
+    import numpy as np
+
+    answer = answers[0] if len(answers) == 1 and isinstance(answers[0], dict) else {}
+    if set(answer) != {"audio", "sampling_rate"}:
+        raise media.not_acceptable(f"The answer is not one piece of audio, which {WAV} could hold.")
+    samples = np.atleast_2d(np.asarray(answer["audio"], dtype=np.float32))
+    if not np.isfinite(samples).all():
+        raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(len(samples))
+        file.setsampwidth(2)
+        file.setframerate(answer["sampling_rate"])
+        file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
+    return out.getvalue()
 
 
 def _as_npy(array: Any) -> bytes:

@@ -1,0 +1,1 @@
+"""Tasks that pipelines of transformers answer, and pipelines around loaded models."""
