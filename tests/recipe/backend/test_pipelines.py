@@ -270,7 +270,9 @@ def test_a_server_reads_audio_writes_wav_and_refuses_a_model_without_its_head(
     with Running(tmp_path / "ears", {"SAGEMAKER_MODEL_SERVER_WORKERS": "2"}) as running:
         running.ready()
         headers = {"content-type": "audio/wav"}
-        answers = [running.http.post("/invocations", content=WAV, headers=headers) for _ in range(4)]
+        answers = [
+            running.http.post("/invocations", content=WAV, headers=headers) for _ in range(4)
+        ]
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.json()["text"] for answer in answers}) == 1
         refused = running.http.post("/invocations", content=b"RIFF", headers=headers)

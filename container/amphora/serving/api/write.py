@@ -84,14 +84,16 @@ def entries(
             rows.append(cells)
         return _rows_as_csv(rows)
 
-    writers: Mapping[str, Callable[[], bytes]] = {
+    writers: dict[str, Callable[[], bytes]] = {
         JSON: lambda: document(answers[0] if single else list(answers), pause)[0],
         JSON_LINES: lambda: b"".join(document(answer, pause)[0] + b"\n" for answer in answers),
         CSV: write_csv,
         NPY: lambda: _vectors_as_npy(answers),
-        PNG: lambda: _as_png(answers),
-        WAV: lambda: _as_wav(answers),
     }
+    if len(answers) == 1 and _is_from(answers[0], "PIL", "Image"):
+        writers[PNG] = lambda: base64.b64decode(base64_of_image(answers[0]))
+    elif len(answers) == 1 and isinstance(answers[0], dict) and "sampling_rate" in answers[0]:
+        writers[WAV] = lambda: _as_wav(answers[0])
     return _first_written(writers, accept)
 
 
@@ -210,27 +212,16 @@ def _vectors_as_npy(answers: Sequence[Any]) -> bytes:
     return _as_npy(rows)
 
 
-def _as_png(answers: Sequence[Any]) -> bytes:
-    if len(answers) != 1 or not _is_from(answers[0], "PIL", "Image"):
-        raise media.not_acceptable(f"The answer is not one image, which {PNG} could hold.")
-    return base64.b64decode(base64_of_image(answers[0]))
-
-
-def _as_wav(answers: Sequence[Any]) -> bytes:
+def _as_wav(answer: Mapping[str, Any]) -> bytes:
     """Return audio [samples] or [channels, samples] as WAV of 16 bits."""
     import numpy as np
 
-    answer = answers[0] if len(answers) == 1 and isinstance(answers[0], dict) else {}
-    if set(answer) != {"audio", "sampling_rate"}:
-        raise media.not_acceptable(f"The answer is not one piece of audio, which {WAV} could hold.")
     samples = np.atleast_2d(np.asarray(answer["audio"], dtype=np.float32))
     if not np.isfinite(samples).all():
         raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
-        file.setnchannels(len(samples))
-        file.setsampwidth(2)
-        file.setframerate(answer["sampling_rate"])
+        file.setparams((len(samples), 2, answer["sampling_rate"], 0, "NONE", ""))
         file.writeframes((samples.T.clip(-1, 1) * 32767).astype("<i2").tobytes())
     return out.getvalue()
 
