@@ -192,7 +192,27 @@ def batch() -> Drawing:
     return drawing
 
 
-DRAWINGS = {"layers": layers, "job": job, "request": request, "batch": batch}
+def generation() -> Drawing:
+    """Return what a chat template marks as learned."""
+    drawing = Drawing("What a template marks with generation is learned", 860, 190)
+    drawing.note(
+        20, 28, "The template writes each turn; generation marks the assistant's:", "bold left"
+    )
+    drawing.note(20, 50, "{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}"
+                 "{{ m.content }}{{ eos_token }}{% endgeneration %}")  # fmt: skip
+    drawing.note(20, 68, "{% else %}{{ m.content }}{{ eos_token }}{% endif %}")
+    x = 20
+    for question, width, answer in (("What is 2 plus 1?", 210, "3"), ("And 5?", 150, "6")):
+        drawing.box(x, 90, width, 34, f"user: {question}</s>")
+        drawing.box(x + width + 4, 90, 90, 34, "assistant: ")
+        drawing.box(x + width + 98, 90, 70, 34, f"{answer}</s>", "out")
+        drawing.note(x + width + 98, 144, "learned")
+        x += width + 172
+    drawing.note(20, 174, "The end token inside the mark is learned, too: generation stops there.")
+    return drawing
+
+
+DRAWINGS = {drawing.__name__: drawing for drawing in (layers, job, request, batch, generation)}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

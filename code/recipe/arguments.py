@@ -47,13 +47,14 @@ _LISTS = {
     **dict.fromkeys(("fsdp", "debug"), " "),
 }
 """Hyperparameters that take several values, and their separators in a text."""
-_JSON = ("class_names",)
+_JSON = ("class_names", "added_tokens")
 """Those whose text may be a JSON list, for values with commas."""
 _PAIRS = ("optim_args",)
 """Objects that are read as a text `key=value,...`."""
 _OBJECTS = (
     *("accelerator_config", "fsdp_config", "lr_scheduler_kwargs"),
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "chat_template_kwargs"),
+    "rope_scaling",
 )
 # Commas that no bracket or quote encloses, and are followed by `key=`.
 _PART = re.compile(

@@ -45,6 +45,7 @@ target_modules | lora_target_modules
 log | report_to
 token access_token hf_hub_token | hf_token
 lora_rank | lora_r
+add_tokens new_tokens tokens | added_tokens
 label_smoothing | label_smoothing_factor
 validation_split_ratio val_set_size val_size test_split_size validation_size eval_size |
   validation_split
@@ -65,23 +66,30 @@ _VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
         ("fp16",): ("fp16", "True"),
         ("no",): ("bf16", "False"),
     },
-    "merge_adapter": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
     "merge_weights": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
+    "pissa_init": {_TRUE: ("init_lora_weights", "pissa"), _FALSE: ("init_lora_weights", "")},
+    "use_gradient_checkpointing": {
+        (*_TRUE, "unsloth"): ("gradient_checkpointing", "True"),
+        _FALSE: ("gradient_checkpointing", "False"),
+    },
     "do_regression": {_TRUE: ("problem_type", "regression"), _FALSE: ("problem_type", "")},
     "enable_fsdp": {_TRUE: ("fsdp", "True"), _FALSE: ("fsdp", "False")},
     "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
 """Names whose values are translated, too."""
 _PERCENT = "validation_split_percentage"
+_TARGETS = "lora_target"
 _SHARDING = "mp_parameters"
 """SageMaker's model parallelism, whose own parameters are not used."""
-REWRITTEN = frozenset({*_SHARES, *_VALUES, _SHARDING, _PERCENT})
+REWRITTEN = frozenset({*_SHARES, *_VALUES, _SHARDING, _PERCENT, _TARGETS})
 
 
 def rewritten(name: str, value: str) -> tuple[str, str] | str:
     """Translate a name in `REWRITTEN` and its value; return a remedy for other values."""
     if name == _SHARDING:
         return "fsdp", "False" if value == "{}" else "True"
+    if name == _TARGETS:
+        return "lora_target_modules", "all-linear" if value == "all" else value
     if name == _PERCENT:
         try:
             return "validation_split", f"{float(value) / 100:g}"
@@ -161,7 +169,9 @@ test_split_name | test | channels and files name the splits | Data comes in chan
   in a channel called test, and leave this out.
 n_gpu num_gpus device_map ddp | any | there is one process for each GPU
 use_cuda | on | available GPUs are used | Give use_cpu=True.
-finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters.
+finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters, or
+  freeze_layers.
+resize_vocab | any | embeddings are made for added_tokens
 assistant_only_loss completion_only_loss | on | completions and the assistant's turns are learned |
   Give train_on_prompt=True to learn prompts, too.
 label_all_tokens | off | the first token of each word is learned | Leave it out: only the first
@@ -197,7 +207,7 @@ dataset_config_name dataset_config | Give the S3 prefix of that folder as the ch
 task_name | The data determines the task: give GLUE's files as channels train and test.
 tokenizer_name | Leave it out: the model's tokenizer is used.
 config_name | Leave it out: the configuration is the model's.
-model_init_kwargs rope_scaling | Change config.json in the channel called model.
+model_init_kwargs | Change config.json in the channel called model.
 model_type | Give the model itself by model_name_or_path.
 attn_implementation eager_attention flex_attention | Leave it out: it is chosen by what the device
   and the packing need.
@@ -234,7 +244,7 @@ global_batch_size | Give per_device_train_batch_size, the samples of a process, 
 stride | Leave it out: a text is cut at max_length.
 mini_batch_size | Give gradient_checkpointing=True, or a lower per_device_train_batch_size.
 dropout | Change the model's config.json; lora_dropout is that of LoRA.
-eos_token pad_token special_tokens tokens tokenizer_type chat_template_path template | Leave it out:
+eos_token pad_token special_tokens tokenizer_type chat_template_path template | Leave it out:
   it is the tokenizer's own (tokenizer_config.json in the channel called model).
 chosen_column rejected_column rejected_text_column beta dpo_beta pref_beta loss_type pref_loss
   ref_model model_ref num_generations reward_model reward_funcs use_vllm | The recipe does not train
@@ -242,11 +252,19 @@ chosen_column rejected_column rejected_text_column beta dpo_beta pref_beta loss_
   examples/post_training/dpo.py.
 stage rl | Give task=causal-lm (sft, pt); for others (dpo) use a script of TRL, such as
   examples/post_training/dpo.py.
-use_galore use_unsloth loraplus_lr_ratio lora_modules_to_save
-  freeze_trainable_layers unfrozen_parameters | Leave it out: all weights are trained, or LoRA's
+use_galore use_unsloth loraplus_lr_ratio | Leave it out: all weights are trained, or LoRA's
   with lora_r; for others use your own script (docs/TRAINING.md).
-adapter_name_or_path | Merge the adapter into its model, and give that as the channel
-  called model.
+freeze_trainable_layers freeze_trainable_modules freeze_extra_modules unfrozen_parameters
+  unfreeze_layers freeze_base freeze_base_model freeze_encoder freeze_embeds freeze_embeddings |
+  Give what stays unchanged: freeze_layers, or names in freeze_modules.
+adapter_name_or_path lora_model_dir peft_model_id peft_model adapter_model | Give the adapter as
+  model_name_or_path or as the channel model, and its base as the channel base_model.
+create_new_adapter merge_lora | Give merge_adapter=True, which merges the adapter to start from.
+loftq_config use_loftq | Give init_lora_weights=loftq.
+new_special_tokens add_special_tokens trainable_token_indices | Give added_tokens, whose embeddings
+  are trained, or modules_to_save for all.
+rope_scaling_factor rope_scaling_type rope_type yarn | Give rope_scaling={"rope_type": "yarn",
+  "factor": 4}.
 quantization_bit | Give load_in_4bit=True with lora_r and
   lora_save=adapter.
 pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16=True computes in
@@ -255,15 +273,14 @@ wandb_project use_wandb use_mlflow use_tensorboard | Give report_to, such as mlf
   wandb.
 saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
 eval_packing eval_sample_packing packing_strategy | Leave it out, or give packing.
-lora_target | Give lora_target_modules: all-linear, or names with commas.
 mask_history roles_to_train | Give train: False on the turns of messages
   that are not learned.
 pooling pooling_mode | Give the folder of a sentence-transformers model whose pooling is the one you
   want; an encoder is pooled by the mean.
 fsdp_transformer_layer_cls_to_wrap | Give fsdp=True: each layer of the model is sharded.
-context_parallel_size sequence_parallel_size | A text is not split between
-  GPUs: give a lower max_length or gradient_checkpointing=True, or your own script with accelerate's
-  ParallelismConfig.
+context_parallel_size sequence_parallel_size cp_size sp_size | A text is not split between GPUs,
+  since accelerate's attention for that takes one text in each row, and rows are packed: give a
+  lower max_length or gradient_checkpointing=True, or your own script with ParallelismConfig.
 activation_offloading | Give gradient_checkpointing=True.
 streaming dataset_streaming | Leave it out: tokens are made before the first step, once for a host,
   and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset

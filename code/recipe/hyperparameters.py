@@ -44,10 +44,16 @@ CHOICES: Mapping[str, Sequence[str]] = {
     **{name: item.metadata["choices"] for name, item in FIELDS.items() if item.metadata["choices"]},
 }
 """Valid texts by name."""
-_ADAPTER_SETTINGS = (
-    "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora",
-)  # fmt: skip
-"""Settings of LoRA's adapters, besides their rank."""
+ADAPTER_SETTINGS = (
+    *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_rslora", "use_dora"),
+    "modules_to_save",
+)
+"""Settings that an adapter keeps."""
+_OF_START = (
+    *(*ADAPTER_SETTINGS, "init_lora_weights", "merge_adapter", "freeze_layers"),
+    *("freeze_modules", "added_tokens", "rope_scaling"),
+)
+"""What is done to the model to start from."""
 REFUSED: Mapping[str, str] = {
     "dataloader_drop_last": "no text is left out",
     "train_sampling_strategy": "batches are already balanced or grouped by length",
@@ -66,6 +72,8 @@ REFUSED: Mapping[str, str] = {
     "prediction_loss_only": "evaluation computes all scores of the task",
     "eval_accumulation_steps": "the outputs of an evaluation stay on the device; lower "
     "per_device_eval_batch_size if memory is short",
+    "parallelism_config": "a text is not split between GPUs, since accelerate's attention for that "
+    "takes one text in each row, and rows are packed; fsdp=True shards weights",
     "average_tokens_across_devices": "the loss is the mean over the step's tokens on all devices",
     "use_liger_kernel": "it replaces forward passes that packed batches need; torch_compile=True "
     "fuses the same operations",
@@ -107,6 +115,12 @@ class Hyperparameters(DataSettings, ModelSettings):
         kind = TASKS[str(self.task)].options
         names = {item.name for item in dataclasses.fields(kind)}
         return kind(**{name: self.task_values[name] for name in names & {*self.task_values}})
+
+    def after_training(self) -> Hyperparameters:
+        """Return the hyperparameters for the trained model, in which adapters are merged, and which
+        has added tokens and scaled positions."""
+        usual: dict[str, Any] = {name: FIELDS[name].default for name in _OF_START}
+        return dataclasses.replace(self, **usual)
 
     def as_text(self) -> dict[str, str]:
         """Return the hyperparameters that are set, as text, without secrets such as hub_token and
@@ -203,12 +217,29 @@ class Hyperparameters(DataSettings, ModelSettings):
 
     def _ignored_hyperparameters(self) -> Iterator[str]:
         """Yield an error for each hyperparameter that the job would ignore."""
-        adapter_settings = [n for n in _ADAPTER_SETTINGS if getattr(self, n) != FIELDS[n].default]
+        adapter_settings = [
+            name
+            for name in (*ADAPTER_SETTINGS, "init_lora_weights")
+            if getattr(self, name) != FIELDS[name].default
+        ]
         if adapter_settings and self.lora_r is None:
             yield (
                 f"Without lora_r all weights are trained, and {adapter_settings[0]} has no effect. "
                 "Give lora_r, the rank of LoRA's adapters, or leave out "
-                f"{', '.join(adapter_settings)}."
+                f"{', '.join(adapter_settings)} (an adapter that is trained further has its own)."
+            )
+        for name in ("freeze_layers", "freeze_modules"):
+            if getattr(self, name) is not None and self.lora_r is not None:
+                yield (
+                    f"{name}={getattr(self, name)} has no effect: adapters are trained (lora_r), "
+                    "and all other weights are frozen. Leave one of them out."
+                )
+        if self.added_tokens and not self.trains:
+            yield "added_tokens are learned in training, and do_train is False. Leave them out."
+        if self.init_lora_weights == "loftq" and self.lora_save == "adapter":
+            yield (
+                "init_lora_weights=loftq rounds the base, with which alone its adapter is right. "
+                "Give lora_save=merged."
             )
         if self.load_in_4bit and not self.trains:
             yield "load_in_4bit is for training, and do_train is False. Leave it out."

@@ -206,6 +206,20 @@ class ModelSettings(JobSettings):
     lora_target_modules: str = option(
         "all-linear", "Names of the layers with adapters, separated by commas.", separator=","
     )
+    modules_to_save: str | None = option(
+        None,
+        "Names of modules that are trained in full, in addition to adapters, and saved with them.",
+        "lora_modules_to_save",
+        "additional_target",
+        separator=",",
+    )
+    init_lora_weights: str | None = option(
+        None,
+        "How adapters start; pissa, olora and loftq also change the base. loftq needs a GPU. "
+        "Default: without effect.",
+        "peft_init_lora_weights",
+        choices=("gaussian", "orthogonal", "olora", "pissa", "pissa_niter_16", "loftq"),
+    )
     use_rslora: bool = option(False, "Scale adapters by lora_alpha / sqrt(lora_r) (rsLoRA).")
     use_dora: bool = option(False, "Also learn the lengths of the adapted weights (DoRA).")
     lora_save: str = option(
@@ -213,6 +227,30 @@ class ModelSettings(JobSettings):
         "merged saves the merged model, adapter only the adapter.",
         choices=("merged", "adapter"),
         effect=Effect.NONE,
+    )
+    merge_adapter: bool | None = option(
+        None,
+        "If the model to start from is an adapter: True merges it into its base and trains a new "
+        "one, or all weights. Default: the adapter is trained further.",
+    )
+    freeze_layers: int | None = option(
+        None,
+        "Keep the embeddings and this many layers from the first one as they are.",
+        valid=NOT_BELOW_0,
+    )
+    freeze_modules: str | None = option(
+        None,
+        "Keep modules or weights of these names as they are; * stands for any characters.",
+        separator=",",
+    )
+    added_tokens: str | None = option(
+        None,
+        "Tokens to add to the vocabulary, separated by commas or as a JSON list.",
+        separator=",",
+    )
+    rope_scaling: Mapping[str, Any] | None = option(
+        None,
+        'Read longer texts by scaled rotary positions: {"rope_type": "yarn", "factor": 4}.',
     )
     load_in_4bit: bool = option(
         False,

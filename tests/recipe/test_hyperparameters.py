@@ -32,7 +32,9 @@ from tests.support.refusals import refused
         (["--document_prompt", "none"], "document_prompt", ""),
         (["--save_total_limit", "None"], "save_total_limit", None),
         (["--missing_labels", "NULL"], "missing_labels", "NULL"),
-        (["--merge_adapter", "False"], "lora_save", "adapter"),
+        (["--merge_weights", "False"], "lora_save", "adapter"),
+        (["--lora_r", "4", "--lora_target", "all"], "lora_target_modules", "all-linear"),
+        (["--lora_r", "4", "--additional_target", "lm_head"], "modules_to_save", "lm_head"),
         (["--do_regression", "True"], "problem_type", "regression"),
         (["--dataset_text_field", "body"], "text_column", "body"),
         *((["--compile", value], "compile", True)
@@ -294,6 +296,8 @@ def test_no_value_for_a_default_that_does_something_is_a_line() -> None:
 
 @pytest.mark.parametrize(("name", "value", "expected"), [
     ("class_names", ["good", "bad, worse"], '["good", "bad, worse"]'),
+    ("added_tokens", ["<a>", "b,c"], '["<a>", "b,c"]'),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),
     ("text_column", ["a", "b"], "a,b"),
     ("label_column", ["x", "y"], "x,y"),
     ("negative_columns", ["n 1", "n 2"], "n 1,n 2"),

@@ -299,6 +299,12 @@ CASES = {
         )
         for name in ("text-classification", "causal-lm", "summarization", "image-classification")
     },
+    "text-classification, frozen": replace(
+        _CLASSES, hyperparameters={**_CLASSES.hyperparameters, "freeze_layers": "1"}
+    ),
+    "causal-lm, new tokens": replace(
+        _TEXTS, hyperparameters={**_LORA, "added_tokens": "<a>,<b>", "modules_to_save": "norm"}
+    ),
 }
 """The jobs of the contract, and more for tests of what they are made of."""
 

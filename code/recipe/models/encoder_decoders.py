@@ -64,7 +64,8 @@ def load(
     config.prefix = prefix
     if known:
         config.task_specific_params = None
-    return lora.wrap(model, settings, (), "SEQ_2_SEQ_LM", trains_head=False), tokenizer
+    model = lora.wrap(model, settings, (), "SEQ_2_SEQ_LM", trains_head=False, tokenizer=tokenizer)
+    return model, tokenizer
 
 
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import functools
+import glob
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from safetensors.torch import load_file, save_file
 
 from recipe.console import say_row
-from recipe.errors import HyperparameterError, did_you_mean
+from recipe.errors import HyperparameterError
+from recipe.models.changes import adapters, freezing, vocabulary
 from recipe.settings import ModelSettings, split_values
 
 ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
+_LOFTQ = {"loftq_bits": 4, "loftq_iter": 1}
+"""peft's defaults."""
+_MUTATING = ("olora", "pissa", "pissa_niter_16")
+"""Values of init_lora_weights that subtract the initial adapter from the base."""
 
 
 def bare(model: Any) -> Any:
@@ -36,114 +41,142 @@ def patch_forward(model: Any, forward: Callable[..., Any]) -> None:
 
 
 def wrap(
-    model: PreTrainedModel,
+    model: Any,
     settings: ModelSettings,
     new: Iterable[str],
     task: str | None,
     *,
     trains_head: bool,
+    tokenizer: Any = None,
 ) -> Any:
-    """Return `model` with adapters on its linear layers, and all other weights but the head frozen.
+    """Return `model` ready for training: with added_tokens, and with adapters on its linear layers
+    and all other weights but the head frozen, or with the layers frozen that the job names.
 
     Args:
+        model: Maybe a peft.PeftModel, whose adapter is trained further.
         new: Names of weights that were initialised at random: they are trained in full.
         task: peft's task type: SEQ_CLS, CAUSAL_LM ...; None if peft has none for it.
         trains_head: Whether modules outside the base model are trained in full.
+        tokenizer: The tokenizer, which gets added_tokens.
 
     Returns:
         A peft.PeftModel; `model` itself if the hyperparameter lora_r is not given.
     """
+    if hasattr(model, "peft_config"):
+        return _finish(model, settings, task)
+    added = vocabulary.extend(model, tokenizer, settings)
     if settings.lora_r is None:
+        freezing.freeze(model, settings)
+        if added and not model.get_input_embeddings().weight.requires_grad:
+            raise HyperparameterError(
+                f"Hyperparameter added_tokens has value {settings.added_tokens!r}, but the "
+                "embeddings are frozen: the tokens would have no meaning.",
+                "Freeze other modules by freeze_modules.",
+            )
+        keep_averages(model)
         return model
     import peft  # takes a second, and older images lack it
 
-    targets = settings.lora_target_modules
-    named = split_values(targets)
     layers = [name for name, _ in model.named_modules()]
-    for target in named if targets != ALL_LINEAR else ():
-        if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
-            last = {layer.rpartition(".")[2] for layer in layers}
-            raise HyperparameterError(
-                f"Hyperparameter lora_target_modules has value {targets!r}, but the model has no "
-                f"layer {target!r}.",
-                did_you_mean(target, last)
-                or f"Give names of its layers with commas, or {ALL_LINEAR}.",
-            )
-    head = [
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    ]
-    full_modules = sorted({*head, *(name.rpartition(".")[0] for name in new)})
+    targets = settings.lora_target_modules
+    named = split_values(targets) if targets != ALL_LINEAR else []
+    freezing.refuse_unknown("lora_target_modules", map(glob.escape, named), layers)
+    modules = split_values(settings.modules_to_save)
+    freezing.refuse_unknown("modules_to_save", map(glob.escape, modules), layers)
+    # peft takes every name that ends with these letters: norm is in input_layernorm.
+    full = [name for name in layers if f".{name}".endswith(tuple(f".{one}" for one in modules))]
+    if trains_head:
+        full += [name.rpartition(".")[0] for name in new]
+        full += [
+            name
+            for name, module in model.named_children()
+            if name != model.base_model_prefix and any(True for _ in module.parameters())
+        ]
+    full = [name for name in full if not name.startswith(tuple(f"{one}." for one in full))]
+    arguments = vocabulary.adapter_arguments(model, added, full)
+    full += arguments.pop("modules_to_save", [])
+    start: Any = settings.init_lora_weights or True
     config = peft.LoraConfig(
         # peft's model for this type drops position_ids and token_type_ids.
         task_type=None if task == _WITHOUT_POSITIONS else task,
+        loftq_config=_LOFTQ if settings.init_lora_weights == "loftq" else {},
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_r,
         lora_dropout=settings.lora_dropout,
         use_rslora=settings.use_rslora,
         use_dora=settings.use_dora,
-        target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
-        modules_to_save=full_modules if trains_head else None,
+        init_lora_weights=start,
+        target_modules=named or ALL_LINEAR,
+        modules_to_save=sorted({*full}) or None,
+        **arguments,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
-        wrapped: Any = peft.get_peft_model(model, config)
-    if settings.lora_save == "merged" and (fault := tied_layer(wrapped)):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
+            wrapped: Any = peft.get_peft_model(model, config)
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        if settings.init_lora_weights is None:
+            raise
         raise HyperparameterError(
-            f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
+            f"Hyperparameter init_lora_weights has value {settings.init_lora_weights!r}, which is "
+            f"not possible here: {error}",
+            "Leave it out.",
+        ) from error
+    if settings.init_lora_weights in _MUTATING and settings.lora_save == "adapter":
+        state = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        wrapped.initial_adapter = {
+            name: weight.clone()
+            for name, weight in state.items()
+            if ".lora_A." in name or ".lora_B." in name
+        }
+    return _finish(wrapped, settings, task)
+
+
+def _finish(adapted: Any, settings: ModelSettings, task: str | None) -> Any:
+    """Check and log a peft.PeftModel that will be trained, and return it."""
+    if settings.lora_save == "merged" and (fault := adapters.tied_layer(adapted)):
+        raise HyperparameterError(
+            f"Hyperparameter lora_target_modules has value {settings.lora_target_modules!r}: "
+            f"{fault}.",
             f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
         )
-    keep_averages(wrapped)
+    keep_averages(adapted)
+    config = adapted.peft_config[adapted.active_adapter]
     config.task_type = task  # which loading the adapter needs
-    trained, whole = wrapped.get_nb_trainable_parameters()
-    say_row("LoRA", f"rank {config.r}, {trained:,} of {whole:,} parameters are trained")
-    return wrapped
+    trained, whole = adapted.get_nb_trainable_parameters()
+    counted = f"{trained:,} of {whole:,} parameters are trained"
+    say_row("LoRA", f"rank {config.r}, alpha {config.lora_alpha:g}; {counted}")
+    return adapted
 
 
-def keep_averages(adapted: Any) -> None:
+def keep_averages(model: Any) -> None:
     """Keep the running averages of batch normalization in frozen layers: adapters and their
     checkpoints do not hold them. Those of a head that is trained in full are updated."""
-    saved = adapted.state_dict()
-    for name, module in adapted.named_modules():
+    saved = model.state_dict()
+    for name, module in model.named_modules():
         has_averages = any(
             f"{name}.{key}" in saved and value.is_floating_point()
             for key, value in module.named_buffers(recurse=False)
         )
         # In a module with others inside, the dropout of these would stay off, too.
         is_leaf = next(module.children(), None) is None
-        if has_averages and is_leaf and ".modules_to_save." not in name:
+        is_trained = any(weight.requires_grad for weight in module.parameters())
+        if has_averages and is_leaf and not is_trained and ".modules_to_save." not in name:
             module.eval().train = lambda mode=True, module=module: module
-
-
-def tied_layer(adapted: Any) -> str:
-    """Describe a layer of a peft.PeftModel that shares its weights with another layer, which
-    merging would change too; return "" if there is none."""
-    names: dict[int, list[str]] = defaultdict(list)
-    for name, weight in adapted.named_parameters(remove_duplicate=False):
-        names[id(weight)].append(name.removeprefix("base_model.model."))
-    for same in names.values():
-        changed = [name for name in same if ".base_layer." in name]
-        if changed and len(same) > 1:
-            others = ", ".join(name for name in same if name != changed[0])
-            return (
-                f"its adapter changes {changed[0]}, which shares its weights with {others}: "
-                "merged, it would change both, unlike in training"
-            )
-    return ""
 
 
 def whole(model: Any, weights: Mapping[str, Any] | None, settings: ModelSettings) -> Any:
     """Return a trained model in its saved form: gathered, and merged unless lora_save=adapter.
     `weights` are the gathered ones of a sharded model."""
     if weights is not None:
-        # Set directly: assigned through FSDP, they would be sharded again.
+        # Set directly: assigned through FSDP, they would be sharded again. Tied ones stay one.
+        gathered: dict[int, torch.nn.Parameter] = {}
         for name, weight in weights.items():
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
             if last in module._parameters:
-                module._parameters[last] = torch.nn.Parameter(weight, requires_grad=False)
-        model.tie_weights()
+                new = torch.nn.Parameter(weight, requires_grad=False)
+                module._parameters[last] = gathered.setdefault(id(module._parameters[last]), new)
     if settings.lora_r is not None and settings.lora_save == "merged":
         return model.merge_and_unload()
     return model
@@ -158,8 +191,14 @@ def save(
     """Write a trained model to `folder`: a LoRA model merged, or its adapter (lora_save=adapter).
     `weights` are the gathered ones of a sharded model."""
     model = whole(model, weights, settings)
-    model.save_pretrained(folder)
-    if settings.lora_r is not None and settings.lora_save == "adapter":
+    initial = getattr(model, "initial_adapter", {})
+    if settings.lora_r is None or settings.lora_save == "merged":
+        model.save_pretrained(folder)
+    else:
+        # With a new vocabulary peft would also save all embeddings that were not trained.
+        model.save_pretrained(folder, save_embedding_layers=False)
+        if initial:
+            _subtract(initial, folder)
         base = model.get_base_model()
         config = copy.deepcopy(base.config)
         if hasattr(config, "quantization_config"):  # of this training, not of the base model
@@ -167,3 +206,21 @@ def save(
         config.save_pretrained(folder)
         if base.can_generate():
             base.generation_config.save_pretrained(folder)
+
+
+def _subtract(initial: Mapping[str, Any], folder: Path) -> None:
+    """Turn a saved adapter whose initialization changed the base into one for the base as it was,
+    of twice the rank: W - s B0 A0 + s B A. peft's own conversion leaves out a trained head."""
+    import peft
+
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    for name, first in initial.items():
+        is_first = ".lora_A." in name
+        pair = [weights[name], first if is_first else -first]
+        weights[name] = torch.cat(pair, dim=0 if is_first else 1).contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+    config: Any = peft.PeftConfig.from_pretrained(str(folder))
+    config.lora_alpha *= 2**0.5 if config.use_rslora else 2
+    config.r, config.init_lora_weights = 2 * config.r, True
+    config.save_pretrained(folder)

@@ -130,7 +130,7 @@ def _states(model: Any, usual: Callable[..., Any], inputs: dict[str, Any]) -> St
             options = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
         output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **options)
         head = model.get_output_embeddings()
-        return States(output.last_hidden_state, head, int(head.weight.shape[0]))
+        return States(output.last_hidden_state, head, model.config.vocab_size)
     inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     output = usual(**inner, use_cache=False)
     router_loss = getattr(output, "aux_loss", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
 from recipe.errors import HyperparameterError, ModelError, did_you_mean
 from recipe.models import lora, quantized
-from recipe.models.sources.origin import ADAPTER, HUB_NAME, MARKS, Origin, refuse_pointers
+from recipe.models.changes import adapters, rope
+from recipe.models.sources.hub_files import find_file
+from recipe.models.sources.origin import ADAPTER, HUB_NAME, MARKS, Origin, base_of, refuse_pointers
 from recipe.settings import ModelSettings
 from recipe.storage import checksums
 
@@ -38,10 +41,17 @@ _ADAPTERS = {
 PAIR_OF_TEXTS = "a pair of texts"
 
 
-def find(model_id: str | None, channels: Mapping[str, Path]) -> Origin:
-    """Return the source of the model named by model_name_or_path. Raise HyperparameterError if it
-    is not given, and no channel holds a model, and ModelError for a path or a channel without
-    one."""
+def find(model_id: str | None, channels: Mapping[str, Path], token: str | None = None) -> Origin:
+    """Return the source of the model, or of the adapter and its base, named by model_name_or_path.
+
+    Args:
+        token: Access token of the hub.
+
+    Raises:
+        HyperparameterError: It is not given, and no channel holds a model.
+        ModelError: It names a path or a channel without a model, or the adapter has no base.
+    """
+    options = {"token": token} if token else {}
     if model_id is None:
         folder = model_folder(channels)
         if folder is None:
@@ -50,7 +60,7 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Origin:
                 f"{' or '.join(MODEL_CHANNELS[:2])} holds a model.",
                 "Give a folder, a channel's name, or a name on the Hugging Face hub.",
             )
-        return _local(folder)
+        return _local(folder, channels, options)
     if model_id in channels:
         folder = model_folder(channels, model_id)
         if folder is None:
@@ -59,11 +69,11 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Origin:
                 "config.json in it.",
                 "Put the model's files, or model.tar.gz, there.",
             )
-        return _local(folder)
+        return _local(folder, channels, options)
     path = Path(model_id).expanduser()
     if path.is_dir():
-        source = _local(path)
-        if not any((path / name).is_file() for name in MARKS):
+        source = _local(path, channels, options)
+        if not any((path / name).is_file() for name in (*MARKS, ADAPTER)):
             raise ModelError(
                 f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
                 "Give the folder that holds config.json, the weights and the tokenizer.",
@@ -75,22 +85,25 @@ def find(model_id: str | None, channels: Mapping[str, Path]) -> Origin:
             did_you_mean(model_id, channels)
             or "Give a folder, a channel's name, or a name on the hub.",
         )
+    if adapter := find_file(model_id, ADAPTER, options):
+        return Origin(model_id, base=_base(adapter.parent, channels, options))
     return Origin(model_id)
 
 
-def _local(folder: Path) -> Origin:
-    """Return the model in a folder. Raise ModelError if it is a LoRA adapter."""
+def _local(folder: Path, channels: Mapping[str, Path], options: Mapping[str, Any]) -> Origin:
+    """Return the model, or the adapter and its base, in a folder."""
     refuse_pointers(folder)
-    if (folder / ADAPTER).is_file():
-        raise _adapter_error(str(folder))
-    return Origin(str(folder))
+    if not (folder / ADAPTER).is_file():
+        return Origin(str(folder))
+    return Origin(str(folder), base=_base(folder, channels, options))
 
 
-def _adapter_error(name: str) -> ModelError:
-    return ModelError(
-        f"The model {name} is a LoRA adapter, and only whole models are trained.",
-        "Train the adapter again with lora_save=merged, or merge it by peft's merge_and_unload().",
-    )
+def _base(adapter: Path, channels: Mapping[str, Path], options: Mapping[str, Any]) -> str:
+    """Return the base of an adapter: the model in another channel for models, else by its name."""
+    folders = (model_folder(channels, name) for name in MODEL_CHANNELS)
+    bases = [folder for folder in folders if folder and not (folder / ADAPTER).is_file()]
+    named = str(bases[0]) if bases else ""
+    return base_of(adapter, named, options, "Give the base as the channel base_model.")
 
 
 def load(
@@ -142,8 +155,9 @@ def load_head(
             "only training would create: do_train=False has nothing to evaluate.",
             "Give a trained model, or leave do_train out.",
         )
-    adapters = _ADAPTERS.get(architecture.__name__)
-    return lora.wrap(model, settings, new, adapters, trains_head=True), tokenizer
+    kind = _ADAPTERS.get(architecture.__name__)
+    model = lora.wrap(model, settings, new, kind, trains_head=True, tokenizer=tokenizer)
+    return model, tokenizer
 
 
 def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
@@ -174,7 +188,8 @@ def load_causal(
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
     check_head(origin, new, "a causal language model")
-    return lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False), tokenizer
+    model = lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False, tokenizer=tokenizer)
+    return model, tokenizer
 
 
 def check_head(origin: Origin, new: Sequence[str], what: str) -> None:
@@ -217,27 +232,36 @@ def read(
     if in_4_bits:
         fp16 = bool(settings.passed.get("fp16"))
         more |= quantized.options(bool(settings.bf16), fp16)
+    base = Origin(origin.base or origin.location, origin.options)
+    if origin.base or settings.rope_scaling:
+        config, unused = origin.config(return_unused_kwargs=True, **more)
+        for name, value in rope.changes(config, settings.rope_scaling).items():
+            setattr(config.get_text_config(), name, value)
+        more = {"config": config, **{name: more[name] for name in more if name in unused}}
     with checksums.verified(origin.location):
         if trains:
-            config = origin.read_settings()
-            quantized.check_base(origin.location, config, None, in_4_bits)
+            quantized.check_base(base.location, base.read_settings(), None, in_4_bits)
         if reader is None:
             tokenizer = origin.tokenizer()
         else:
             with origin.explained():
-                tokenizer = reader.from_pretrained(origin.location, **origin.options)
+                location = origin.holder("preprocessor_config.json")
+                tokenizer = reader.from_pretrained(location, **origin.options)
+        load_model = functools.partial(adapters.read_base, origin) if origin.base else base.read
         with new_weights.marked_memory():
-            model, report = origin.read(architecture, torch.float32, **more)
+            model, report = load_model(architecture, torch.float32, **more)
     if trains:
-        quantized.check_base(origin.location, config, model, in_4_bits)
-    if getattr(model, "_hf_peft_config_loaded", False):  # a name on the hub
-        raise _adapter_error(origin.location)
+        quantized.check_base(base.location, base.read_settings(), model, in_4_bits)
     new = new_weights.unread_weights(report)
-    new_weights.check_layers(origin.location, model, new)
-    new_weights.write_biases(origin.location, model, new)
-    new_weights.freeze_unsaved(model)
+    new_weights.check_layers(base.location, model, new)
+    new_weights.write_biases(base.location, model, new)
     if attend_fully(model):
         say("attention: original_full instead of block_sparse, which a short text would turn off")
+    if origin.base:
+        model, new = adapters.start(origin, model, new, settings)
+    new_weights.freeze_unsaved(lora.bare(model))
+    if reader is None and settings.rope_scaling:
+        tokenizer.model_max_length = max(tokenizer.model_max_length, positions_of(model))
     if reader is None:
         _set_padding_token(origin, model, tokenizer)
     return model, tokenizer, new

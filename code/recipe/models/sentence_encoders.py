@@ -46,16 +46,26 @@ def trained_as_one(sentences: Any, settings: ModelSettings, why: str) -> PreTrai
         )
     sentences.similarity_fn_name = "cosine"
     encoder = sentences[0].auto_model
-    setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
+    after = nn.ModuleList(list(sentences)[1:])
+    if hasattr(encoder, "peft_config"):  # an adapter that is trained further has none for these
+        after.requires_grad_(False)
+    setattr(lora.bare(encoder), AFTER, after)
     wrapped: PreTrainedModel = lora.wrap(
-        encoder, settings, (), "FEATURE_EXTRACTION", trains_head=False
-    )
+        encoder, settings, (), "FEATURE_EXTRACTION",
+        trains_head=False, tokenizer=sentences.tokenizer,
+    )  # fmt: skip
     for name, weight in wrapped.named_parameters():
         # The encoder's pooler is for heads: it does not affect the vectors, and DDP would wait for
         # its gradients.
         if ".pooler." in f".{name}":
             weight.requires_grad_(False)
     return wrapped
+
+
+def set_encoder(first: Any, encoder: Any) -> None:
+    """Replace the encoder of a SentenceTransformer's first module."""
+    name = "model" if "model" in dict(first.named_children()) else "auto_model"
+    setattr(first, name, encoder)
 
 
 def _mode(pooling: Any) -> str:
@@ -146,9 +156,7 @@ def save(
     after = list(getattr(inner, AFTER))
     delattr(inner, AFTER)
     vars(inner).pop("forward", None)  # restores its class's forward
-    first = sentences[0]
-    encoder_name = "model" if "model" in dict(first.named_children()) else "auto_model"
-    setattr(first, encoder_name, inner)
+    set_encoder(sentences[0], inner)
     for number, module in enumerate(after, 1):
         sentences[number] = module
     sentences.save_pretrained(str(folder), create_model_card=False)

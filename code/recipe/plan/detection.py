@@ -53,7 +53,9 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         return possible[0], f"only this task takes {' and '.join(alone or tasks_by_hyperparameter)}"
     configuration: Mapping[str, Any] = {}
     with contextlib.suppress(RecipeError):  # loading the model reports it
-        source = pretrained.find(hyperparameters.model_name_or_path, channels)
+        source = pretrained.find(
+            hyperparameters.model_name_or_path, channels, hyperparameters.hf_token
+        )
         configuration = source.with_access(hyperparameters).read_settings()
     model = model_of(configuration)
     files: list[Path] = []

@@ -21,6 +21,7 @@ from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora, pretrained, quantized
+from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 from recipe.paths import Folders
@@ -83,6 +84,10 @@ def resolve(
     for line in shared.notes:
         table.add("distribution", line)
     hosts = shards.job_hosts(environ)
+    source = pretrained.find(
+        hyperparameters.model_name_or_path, folders.channels, hyperparameters.hf_token
+    )
+    hyperparameters = adapters.settle(hyperparameters, source)
     task, reason = _same_task(hyperparameters, folders.channels, hosts)
     table.add("task", task, reason)
     rate, reason = learning_rate(hyperparameters, task)
@@ -107,7 +112,6 @@ def resolve(
     # Doctor estimates memory from the unquantized model: 4 bits need a GPU.
     in_4_bits = hyperparameters.load_in_4bit and processes is None
     made = kind(folders.channels, dataclasses.replace(hyperparameters, load_in_4bit=in_4_bits))
-    source = pretrained.find(hyperparameters.model_name_or_path, folders.channels)
     for line in made.data.notes:
         # Without training data, a job that only evaluates reads its evaluation data in its place.
         if hyperparameters.trains or not line.startswith("train"):
@@ -180,8 +184,10 @@ def _check_quantize(hyperparameters: Hyperparameters, chosen: Device, hosts: Hos
         why_not = "this job has several processes, and one quantizes"
     elif not hyperparameters.evaluates:
         why_not = "nothing is evaluated, and its scores are compared on evaluation data"
-    elif hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
-        why_not = "lora_save is adapter, and a whole model is quantized"
+    elif hyperparameters.lora_r is not None and (
+        hyperparameters.lora_save == "adapter" or not hyperparameters.trains
+    ):
+        why_not = "an adapter is saved or given alone, and a whole model is quantized"
     if why_not:
         raise HyperparameterError(
             f"Hyperparameter quantize has value 'int8', but {why_not}.",

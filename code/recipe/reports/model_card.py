@@ -45,6 +45,10 @@ class Facts:
     decisions: Sequence[tuple[str, str]]
     """The plan: what was decided, and the decision with its reason."""
     metrics: Mapping[str, float]
+    adapter: str = ""
+    """What the folder has of a LoRA training: MERGED or ALONE; '' for others."""
+    start: str = ""
+    """The adapter of `base_model` from which training started; '' for others."""
     job_name: str = ""
     """SageMaker's name of the training job; '' elsewhere."""
     partial: Mapping[str, int] = field(default_factory=dict)
@@ -56,6 +60,10 @@ PARTIAL = (
     "those of step {step}."
 )
 """The sentence about `Facts.partial`."""
+
+
+MERGED = "The LoRA adapter is merged into the weights."
+ALONE = "The folder has a LoRA adapter alone, not merged: load it with the base model, by peft."
 
 
 def package_versions() -> dict[str, str]:
@@ -72,7 +80,7 @@ def write(facts: Facts) -> str:
     """Return the card as Markdown with the hub's YAML front matter."""
     metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
     front = ModelCardData(
-        library_name=facts.about.library,
+        library_name="peft" if facts.adapter == ALONE else facts.about.library,
         pipeline_tag=facts.about.pipeline,
         base_model=None if facts.base_is_local else facts.base_model,
     )
@@ -81,6 +89,8 @@ def write(facts: Facts) -> str:
             f"---\n{front.to_yaml()}\n---",
             f"# {facts.about.title}",
             f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
+            *([f"Training started from its adapter `{facts.start}`."] if facts.start else []),
+            *([facts.adapter] if facts.adapter else []),
             *([PARTIAL.format(**facts.partial)] if facts.partial else []),
             "## Plan",
             _table("decision", "value", facts.decisions),

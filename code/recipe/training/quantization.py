@@ -145,7 +145,7 @@ def quantize(plan: Plan, samples: Mapping[str, Samples], folder: Path) -> tuple[
     # A copy: the last answers of the job's task are the float model's.
     task = copy.copy(plan.task)
     task.objective = copy.copy(task.objective)
-    whole = dataclasses.replace(given, lora_r=None, packing=False, quantize=None)
+    whole = dataclasses.replace(given.after_training(), packing=False, quantize=None)
     task.model_settings = whole
     task.data = dataclasses.replace(task.data, test=None)
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:

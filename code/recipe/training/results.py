@@ -68,10 +68,15 @@ class JobResults:
         self, metrics: Mapping[str, float], partial: Mapping[str, int] | None = None
     ) -> model_card.Facts:
         """Return what the model's card says."""
+        source, given = self.plan.source, self.plan.hyperparameters
+        base = source.base or source.location
+        saved = {"merged": model_card.MERGED, "adapter": model_card.ALONE}[given.lora_save]
         return model_card.Facts(
-            base_model=self.plan.source.location,
-            base_is_local=self.plan.source.is_local,
-            hyperparameters=self.plan.hyperparameters.as_text(),
+            base_model=base,
+            base_is_local=Path(base).is_dir(),
+            adapter="" if given.lora_r is None else saved,
+            start=source.location if source.base else "",
+            hyperparameters=given.as_text(),
             about=self.plan.task.about(),
             decisions=[
                 (row.what, f"{'WARNING: ' * (row.level == WARNING)}{row}")

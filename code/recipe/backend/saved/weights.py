@@ -1,22 +1,20 @@
 """Loads the weights of a saved model, and refuses missing or NaN weights.
 
-A LoRA adapter that peft has saved is merged into its base. peft only warns if an adapter lacks
-weights or does not fit the base: the base alone would answer.
+A LoRA adapter that peft has saved is merged into its base.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModel, GenerationConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from recipe.compat import attend_fully
 from recipe.compat.new_weights import check_layers, missing_weights, unread_weights
-from recipe.errors import UNLOADABLE, ModelError, join_names, why_unloadable
+from recipe.errors import ModelError
+from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 
@@ -35,7 +33,7 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     """Load a model, or the base of a LoRA adapter with the adapter merged. Raise ModelError if it
     cannot be loaded, or weights are missing, which would be random."""
     if origin.adapter:
-        return merged(origin, architecture, dtype)
+        return adapters.merged(origin, architecture, dtype)
     model, report = origin.read(architecture, dtype)
     missing = unread_weights(report)
     if architecture is AutoModel:
@@ -50,12 +48,18 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any]) -> Any:
+def read_sentences(
+    origin: Origin,
+    device: str,
+    model_kwargs: Mapping[str, Any],
+    config_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
     layers. Raise ModelError if it cannot be loaded, lacks layers, or consists of something else.
 
     Args:
         model_kwargs: Keyword arguments with which transformers loads the encoder.
+        config_kwargs: Values of its configuration.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -66,7 +70,11 @@ def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any])
         )
     with origin.explained(remedy=_SENTENCE_FILES, more=(KeyError, TypeError)):
         sentences: Any = SentenceTransformer(
-            origin.location, device=device, model_kwargs=dict(model_kwargs), **origin.options
+            origin.location,
+            device=device,
+            model_kwargs=dict(model_kwargs),
+            config_kwargs=dict(config_kwargs or {}),
+            **origin.options,
         )
     parts = [type(module).__name__ for module in sentences]
     encoder = getattr(sentences[0], "auto_model", None)
@@ -81,76 +89,6 @@ def read_sentences(origin: Origin, device: str, model_kwargs: Mapping[str, Any])
     options = {**origin.options, "subfolder": subfolder}
     tokenizers.match_sentences(sentences[0], origin.location, origin.texts, options)
     return sentences
-
-
-def refuse_partial(
-    weights: Mapping[str, Any], adapter_weights: Mapping[str, Any], others: Mapping[str, Any]
-) -> None:
-    """Raise ModelError if some weights of an adapter's file, by peft's names, would not take effect
-    in a model with `adapter_weights` and others, for which the file may have values."""
-    if missing := sorted(set(adapter_weights) - set(weights)):
-        raise ModelError(
-            f"it lacks weights for {join_names(missing, 3)}.",
-            "Give the whole folder that peft wrote, with the base that it was trained on.",
-        )
-    if surplus := sorted(set(weights) - set(adapter_weights) - set(others)):
-        raise ModelError(
-            f"the base has no place for its {join_names(surplus, 3)}.",
-            "Give the base that it was trained on.",
-        )
-
-
-def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """Load the base of the adapter in `origin`, and merge the adapter into it. Raise ModelError if
-    they cannot be read or merged, or weights are missing."""
-    from peft import PeftModel
-    from peft.utils import get_peft_model_state_dict, load_peft_weights
-
-    from recipe.models.lora import tied_layer
-
-    base = origin.base or origin.adapter["base_model_name_or_path"]
-    try:
-        # The adapter may bring a head for other labels than the base's.
-        model, report = Origin(base, origin.options).read(
-            architecture, dtype, config=origin.config(), ignore_mismatched_sizes=True
-        )
-    except ModelError as error:
-        raise ModelError(
-            f"{origin.location} contains an adapter, and its base {base!r} cannot be read: "
-            f"{error.message}",
-            "Train with lora_save=merged, or provide the base there.",
-        ) from error
-    if (Path(origin.location) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(origin.location)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
-            adapted: Any = PeftModel.from_pretrained(model, origin.location)
-        weights = load_peft_weights(origin.location, device="cpu")
-        adapter_weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        refuse_partial(weights, adapter_weights, adapted.state_dict())
-        if fault := tied_layer(adapted):
-            raise ModelError(f"{fault}.", "Train without adapters of these layers.")
-        merged = adapted.merge_and_unload()
-    except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
-        reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
-        raise ModelError(
-            f"The adapter {origin.location} cannot be merged into its base {base}: {reason}",
-            "Give the whole folder that peft wrote, with its base; for other labels than those of "
-            "the base also config.json and the tokenizer (save_pretrained of both).",
-        ) from error
-    # A head that is in neither of them would be random.
-    brought = {name.removeprefix("base_model.model.") for name in weights}
-    lacking = sorted(set(unread_weights(report)) - brought)
-    if architecture is AutoModel:
-        check_layers(str(base), merged, lacking)
-    elif lacking:
-        raise ModelError(
-            f"Neither the adapter {origin.location} nor its base {base} has "
-            f"{join_names(lacking, 3)}.",
-            "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
-        )
-    return merged
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from recipe.errors import ModelError
 
 MODEL_CHANNELS = ("model", "pretrained", "pretrained_model", "base_model")
+_MARKS = ("config.json", "adapter_config.json")
 # The exceptions of a tar file that is truncated or forged.
 _BROKEN = (
     tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
@@ -24,7 +25,7 @@ _MOST_MEMBERS = 100_000
 def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path | None:
     """Return the folder of the model in channel `name`, by default in the channel called model.
 
-    A channel may hold the model's files, one folder with them, or model.tar.gz.
+    A channel may hold the files of a model or an adapter, one folder with them, or model.tar.gz.
     """
     names = [name] if name else MODEL_CHANNELS
     channel = next((channels[one] for one in names if one in channels), None)
@@ -32,8 +33,10 @@ def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path 
         return None
     archive = channel / "model.tar.gz"
     folder = _extract(archive, archive.stat().st_mtime_ns) if archive.is_file() else channel
-    configs = sorted(folder.glob("config.json")) or sorted(folder.glob("*/config.json"))
-    return configs[0].parent if configs else None
+    for pattern in (*_MARKS, *(f"*/{mark}" for mark in _MARKS)):
+        if configs := sorted(folder.glob(pattern)):
+            return configs[0].parent
+    return None
 
 
 @functools.cache  # whoever reads its configuration first unpacks it

@@ -30,6 +30,10 @@ _TOKENIZER_REMEDY = (
     "tokenizer_config.json) next to config.json. If the model reads no text, set HF_TASK to its "
     "task."
 )
+_BASE_REMEDY = (
+    "Set HF_MODEL_ID to the base's folder, for example one in model.tar.gz, or merge both first "
+    "(merge_and_unload)."
+)
 MARKS = ("config.json", "modules.json")
 """Files that a model's folder has one of: older folders of sentence-transformers have the encoder's
 config.json in a subfolder."""
@@ -55,7 +59,7 @@ class Origin:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for every `from_pretrained`."""
     base: str = ""
-    """The base model of an adapter without a config.json, a folder or a name on the Hub."""
+    """The base model of an adapter, a folder or a name on the Hub."""
     texts: Sequence[str] = ()
     """Some texts of the data, on which its tokenizer is compared with its file."""
 
@@ -67,10 +71,10 @@ class Origin:
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
         name = environ.get("HF_MODEL_ID", "")
-        if mark := next((mark for mark in MARKS if (Path(model_dir) / mark).is_file()), None):
-            # Of an adapter with a config.json, HF_MODEL_ID may name the base.
-            is_other = name and Path(name).absolute() != Path(model_dir).absolute()
-            if is_other and not (Path(model_dir) / ADAPTER).is_file():
+        is_adapter = (Path(model_dir) / ADAPTER).is_file()
+        mark = next((mark for mark in MARKS if (Path(model_dir) / mark).is_file()), None)
+        if mark and not is_adapter:
+            if name and Path(name).absolute() != Path(model_dir).absolute():
                 raise ModelError(
                     f"HF_MODEL_ID is {name!r}, but {model_dir} holds a model, too ({mark}).",
                     "Leave HF_MODEL_ID out to serve the model of model.tar.gz"
@@ -79,10 +83,10 @@ class Origin:
             return cls(model_dir, options)
         if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
             options["token"] = token
-        if (Path(model_dir) / ADAPTER).is_file():
-            return cls(model_dir, options, base=_base_of(Path(model_dir), name, options))
-        if (Path(name) / ADAPTER).is_file() and not (Path(name) / "config.json").is_file():
-            return cls(name, options, base=_base_of(Path(name), "", options))
+        if is_adapter:  # HF_MODEL_ID may name its base
+            return cls(model_dir, options, base=base_of(Path(model_dir), name, options))
+        if (Path(name) / ADAPTER).is_file():
+            return cls(name, options, base=base_of(Path(name), "", options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
             # Clients may see the error, so only the log lists the files.
@@ -110,10 +114,14 @@ class Origin:
 
     @property
     def adapter(self) -> dict[str, Any]:
-        """Return the settings of a LoRA adapter; empty for other models."""
-        path = Path(self.location) / ADAPTER
-        settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        """Return the settings of an adapter; empty for other models."""
+        settings: dict[str, Any] = (self.base and self.read_json(ADAPTER)) or {}
         return settings
+
+    def holder(self, *names: str) -> str:
+        """Return the location with one of these files: an adapter's own, else its base."""
+        has = not self.base or any(find_file(self.location, name, self.options) for name in names)
+        return self.location if has else self.base
 
     @property
     def sentence_modules(self) -> list[dict[str, Any]]:
@@ -146,22 +154,21 @@ class Origin:
         """Return the content of config.json; empty if it cannot be read, which `read` reports."""
         with contextlib.suppress(ModelError), self.explained():
             settings: Mapping[str, Any] = PretrainedConfig.get_config_dict(
-                self.location, **self.options
+                self.holder("config.json"), **self.options
             )[0]
             return settings
         return {}
 
-    def config(self) -> Any:
-        """Return the model's configuration. Raise ModelError if it cannot be read."""
+    def config(self, **changed: Any) -> Any:
+        """Return the model's configuration, with some values changed. Raise ModelError if it cannot
+        be read."""
         with self.explained():
-            return AutoConfig.from_pretrained(self.base or self.location, **self.options)
+            return AutoConfig.from_pretrained(self.holder("config.json"), **changed, **self.options)
 
     def tokenizer(self) -> Any:
         """Return the model's tokenizer, with the ids of its tokenizer.json. Raise ModelError if
         there is none: transformers would create an empty tokenizer, which reads all texts alike."""
-        location = self.location
-        if self.base and not any((Path(location) / name).is_file() for name in _TOKENIZERS):
-            location = self.base
+        location = self.holder(*_TOKENIZERS)
         with self.explained("tokenizer", _TOKENIZER_REMEDY):
             tokenizer = tokenizers.load_tokenizer(location, self.texts, **self.options)
         refuse_empty(tokenizer, location)
@@ -253,22 +260,33 @@ def refuse_pointers(folder: Path) -> None:
         )
 
 
-def _base_of(adapter: Path, named: str, options: Mapping[str, Any]) -> str:
-    """Return the base model of an adapter, a folder or a name on the Hub: HF_MODEL_ID, else its
-    base_model_name_or_path. Raise ModelError if it is not there."""
+def base_of(
+    adapter: Path, named: str, options: Mapping[str, Any], remedy: str = _BASE_REMEDY
+) -> str:
+    """Return the base model of an adapter, a folder or a name on the Hub.
+
+    Args:
+        named: Names it; empty for the adapter's own base_model_name_or_path.
+        options: Arguments for `from_pretrained`.
+
+    Raises:
+        ModelError: The base is not there.
+    """
     base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
     name = named or base
-    path = Path(named) if named else adapter / base
-    if name and (path / "config.json").is_file():
-        name = str(path)
+    paths = [Path(named)] if named else [adapter / base, Path(base)]
+    folders = [
+        path for path in paths if (path / MARKS[0]).is_file() and not (path / ADAPTER).is_file()
+    ]
+    if name and folders:
+        name = str(folders[0])
     elif not HUB_NAME.fullmatch(name) or not find_file(name, "config.json", options):
         raise ModelError(
             f"{adapter} contains an adapter of peft, whose {ADAPTER} names the base model {base!r}."
-            f" There is no model in {path}.",
-            "Set HF_MODEL_ID to the base's folder, for example one in model.tar.gz, or merge both "
-            "first (merge_and_unload).",
+            f" There is no model in {paths[0]}.",
+            remedy,
         )
-    log(f"adapter: {adapter} is merged into its base {name}")
+    log(f"adapter: {adapter}, of the base {name}")
     return name
 
 

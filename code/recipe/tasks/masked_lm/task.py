@@ -171,7 +171,8 @@ def load_model(source: Origin, settings: ModelSettings) -> Model:
                 f"{lacks} ({new[0]} ...), whose head would stay random with LoRA.",
                 "Give a model that was saved with its head, or leave lora_r out.",
             )
-    return lora.wrap(model, settings, (), None, trains_head=False), tokenizer
+    model = lora.wrap(model, settings, (), None, trains_head=False, tokenizer=tokenizer)
+    return model, tokenizer
 
 
 def patch_forward_for_masking(model: Any) -> None:

@@ -24,6 +24,7 @@ from recipe.data.column_names import TEXT
 from recipe.data.relevance import PAIRS, QUERY, SCORED, SCORES, TEXTS
 from recipe.errors import HyperparameterError
 from recipe.models import pretrained, ranking_losses, sentence_encoders
+from recipe.models.changes import adapters, rope
 from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
@@ -264,10 +265,18 @@ class SentenceEmbedding(Task):
 def load(source: Origin, settings: ModelSettings) -> tuple[PreTrainedModel, Tokenizer, Any]:
     """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
     SentenceTransformer. Raise ModelError as `read_sentences`."""
-    origin = source.with_access(settings)
+    source = source.with_access(settings)
+    origin = Origin(source.base or source.location, source.options, texts=source.texts)
+    scaling = settings.rope_scaling
+    changed = rope.changes(origin.config(), scaling) if scaling else {}
     with checksums.verified(origin.location):
-        sentences = saved_weights.read_sentences(origin, "cpu", dtype_argument(torch.float32))
+        sentences = saved_weights.read_sentences(
+            origin, "cpu", dtype_argument(torch.float32), changed
+        )
         is_saved = bool(origin.sentence_modules)
+    if source.base:
+        encoder, _ = adapters.start(source, sentences[0].auto_model, (), settings)
+        sentence_encoders.set_encoder(sentences[0], encoder)
     why = "from the model" if is_saved else "the default without a modules.json"
     model = sentence_encoders.trained_as_one(sentences, settings, why)
     return model, sentences.tokenizer, sentences
