@@ -141,11 +141,8 @@ class Foreign(ServedTask):
             reader.texts += hypotheses if "hypothesis_template" in parameters else labels
         arguments = self._arguments(request, reader)
         if self.limit < UNBOUNDED and reader.texts:
-            # Without an embedding of a position, CUDA ends the process.
-            longest = max(
-                len(self.pipeline.tokenizer(text, verbose=False)["input_ids"])
-                for text in reader.texts
-            )
+            # Without an embedding of a position, CUDA ends the process. Two tokens are special.
+            longest = 2 + max(len(self.pipeline.tokenizer.tokenize(text)) for text in reader.texts)
             room = self.limit - longest
             new = request.parameters.get("max_new_tokens", 0)
             if room < new:

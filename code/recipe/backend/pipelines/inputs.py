@@ -66,45 +66,37 @@ class PipelineInputs:
         return {key: value(kind) for key, kind in self.parts.items()}
 
 
-def _image(*parameters: str) -> PipelineInputs:
-    return PipelineInputs(parts={"": "image"}, parameters=parameters)
-
-
-def _audio(*parameters: str, generates: bool = False) -> PipelineInputs:
-    return PipelineInputs(parts={"": "audio"}, parameters=parameters, generates=generates)
+def _reads(kind: str, *parameters: str, generates: bool = False) -> PipelineInputs:
+    return PipelineInputs(parts={"": kind}, parameters=parameters, generates=generates)
 
 
 TASKS: Mapping[str, PipelineInputs] = {
-    "image-classification": _image(*_CLASSES),
-    "image-segmentation": _image(
-        "subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold"
+    "image-classification": _reads("image", *_CLASSES),
+    "image-segmentation": _reads(
+        "image", "subtask", "threshold", "mask_threshold", "overlap_mask_area_threshold"
     ),
-    "image-feature-extraction": _image("pool"),
-    "depth-estimation": _image(),
-    "object-detection": _image("threshold"),
-    "zero-shot-image-classification": _image(*_LABELS),
-    "zero-shot-object-detection": _image("candidate_labels", "threshold", "top_k"),
-    "image-to-image": _image(),
-    "image-to-text": PipelineInputs(parts={"": "image"}, generates=True),
-    "mask-generation": _image(
-        "points_per_batch", "points_per_crop", "crops_n_layers", "crop_overlap_ratio",
+    "image-feature-extraction": _reads("image", "pool"),
+    "depth-estimation": _reads("image"),
+    "object-detection": _reads("image", "threshold"),
+    "zero-shot-image-classification": _reads("image", *_LABELS),
+    "zero-shot-object-detection": _reads("image", "candidate_labels", "threshold", "top_k"),
+    "image-to-image": _reads("image"),
+    "image-to-text": _reads("image", generates=True),
+    "mask-generation": _reads(
+        "image", "points_per_batch", "points_per_crop", "crops_n_layers", "crop_overlap_ratio",
         "crop_n_points_downscale_factor", "pred_iou_thresh", "stability_score_thresh",
         "stability_score_offset", "mask_threshold", "crops_nms_thresh", "output_rle_mask",
         "output_bboxes_mask",
     ),
-    "keypoint-matching": PipelineInputs(parts={"": "pair"}, parameters=("threshold",)),
-    "video-classification": PipelineInputs(
-        parts={"": "video"}, parameters=(*_CLASSES, "num_frames", "frame_sampling_rate")
+    "keypoint-matching": _reads("pair", "threshold"),
+    "video-classification": _reads("video", *_CLASSES, "num_frames", "frame_sampling_rate"),
+    "audio-classification": _reads("audio", *_CLASSES),
+    "zero-shot-audio-classification": _reads("audio", *_LABELS),
+    "automatic-speech-recognition": _reads(
+        "audio", "chunk_length_s", "stride_length_s", "return_timestamps", "return_language",
+        "language", "task", generates=True,
     ),
-    "audio-classification": _audio(*_CLASSES),
-    "zero-shot-audio-classification": _audio(*_LABELS),
-    "automatic-speech-recognition": _audio(
-        "chunk_length_s", "stride_length_s", "return_timestamps", "return_language", "language",
-        "task", generates=True,
-    ),
-    "text-to-audio": PipelineInputs(
-        parts={"": "speech"}, parameters=("speaker_embeddings", "seed"), generates=True
-    ),
+    "text-to-audio": _reads("speech", "speaker_embeddings", "seed", generates=True),
     "table-question-answering": PipelineInputs(
         parts={"query": "texts", "table": "table"}, parameters=("sequential",)
     ),
