@@ -46,9 +46,9 @@ _TASKS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Measure what was requested."""
     arguments = parser(__doc__)
-    arguments.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenised")
+    arguments.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenized")
     arguments.add_argument("--formats", nargs="*", default=["csv"], choices=["csv", "parquet"])
-    what = "tokenise JSON Lines for these, in place of texts with labels"
+    what = "tokenize JSON Lines for these, in place of texts with labels"
     arguments.add_argument("--tasks", nargs="*", default=[], choices=list(_TASKS), help=what)
     arguments.add_argument("--planned", type=int, nargs="*", default=[], help="lengths only")
     arguments.add_argument("--hosts", type=int, default=0)

@@ -122,7 +122,7 @@ def main() -> None:
 
 @functools.cache
 def load(model: str, data: Path) -> tuple[Any, Any, Any]:
-    """Return the model, the tokenizer and the tokenised training data."""
+    """Return the model, the tokenizer and the tokenized training data."""
     compat.quieten()
     datasets.disable_progress_bars()
     options = arguments.parse(["--model_name_or_path", model, "--batch_size", str(BATCH)])

@@ -74,7 +74,7 @@ class ExtractiveSummary(Task):
         config.problem_type, config.neighbours = None, self.options.neighbours
         return model, tokenizer
 
-    def tokenise(
+    def tokenize_split(
         self, name: str, split: datasets.Dataset, tokenizer: Tokenizer, max_length: int
     ) -> Samples:
         """Return a sample for each sentence."""

@@ -1,4 +1,4 @@
-"""A tokenised data set, and which host has which of its rows.
+"""A tokenized data set, and which host has which of its rows.
 
 Subclasses of `Samples` add arrays. Arrays of tokens, such as `token_ids`, are indexed by
 `token_positions` or `span`; arrays of rows, such as `labels`, by the number of the row. Code that

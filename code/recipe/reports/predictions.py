@@ -34,7 +34,7 @@ class Predictions(PredictedAnswers):
     rows: Dataset
     """The data of the split."""
     columns: Sequence[str]
-    """The columns of `rows` with a text, or a pair of texts; none if the data is tokenised, or on
+    """The columns of `rows` with a text, or a pair of texts; none if the data is tokenized, or on
     other hosts, too."""
     thresholds: Array | None = None
     """Probability [classes] from which each label is predicted, if a text may have several; None

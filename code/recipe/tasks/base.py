@@ -230,7 +230,9 @@ class Task(ABC):
         return length
 
     @abstractmethod
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         """Return the samples of one split; `name` is train, evaluation or test."""
 
     def samples(self, tokenizer: Tokenizer, max_length: int) -> dict[str, Samples]:
@@ -238,7 +240,7 @@ class Task(ABC):
         made = {}
         for name, split in named_splits(self.data).items():
             with self.locating(name):
-                made[name] = self.tokenise(name, split, tokenizer, max_length)
+                made[name] = self.tokenize_split(name, split, tokenizer, max_length)
         return made
 
     @contextlib.contextmanager
@@ -262,7 +264,7 @@ class Task(ABC):
         made = {}
         for name, split in splits.items():
             with self.locating(name, rows if name == "train" else None):
-                made[name] = self.tokenise(name, split, tokenizer, max_length)
+                made[name] = self.tokenize_split(name, split, tokenizer, max_length)
         return made
 
     def findings(self) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Tokenise conversations by a chat template, and mark the assistant's tokens."""
+"""Tokenize conversations by a chat template, and mark the assistant's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenise documents in pieces that fit, and mark the tokens that are learned."""
+"""Tokenize documents in pieces that fit, and mark the tokens that are learned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Batch = Mapping[str, list[Any]]
 
 @dataclass(frozen=True)
 class Marked:
-    """Tokenised documents, concatenated."""
+    """Tokenized documents, concatenated."""
 
     ids: store.Column
     """[tokens]"""
@@ -43,7 +43,7 @@ class Marked:
     """[rows]: the assistant's turns to learn; 0 for other data."""
 
 
-def tokenise(
+def tokenize_split(
     name: str,
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,

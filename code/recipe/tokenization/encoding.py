@@ -1,4 +1,4 @@
-"""Tokenise texts, in the same way for training and serving."""
+"""Tokenize texts, in the same way for training and serving."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recipe.errors import ModelError
 
 Tokens = npt.NDArray[Any]
 _CHARACTERS = 64
-"""Characters of a text that are tokenised for each token that is kept; most tokens have 4 to 8."""
+"""Characters of a text that are tokenized for each token that is kept; most tokens have 4 to 8."""
 _USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
 UNCUT = 10**6
@@ -107,7 +107,7 @@ def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 class Encoder:
-    """Tokenises many texts or pairs into arrays, with the results of `encode` and `encode_pairs`,
+    """Tokenizes many texts or pairs into arrays, with the results of `encode` and `encode_pairs`,
     and types where `types_alone`; without `max_length`, without truncation.
 
     It calls the tokenizers library directly, without offsets and their lists, which takes three

@@ -1,6 +1,6 @@
 """Keep the tokens of a data set in files, written once per host and mapped by its processes.
 
-Rows are read, tokenised and written in chunks, so that a process never holds all texts or tokens in
+Rows are read, tokenized and written in chunks, so that a process never holds all texts or tokens in
 memory. A restarted job finds the files.
 """
 
@@ -29,7 +29,7 @@ Column = npt.NDArray[Any]
 Make = Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]]
 LENGTHS, STARTS = "lengths", "starts"
 _CHUNK_BYTES = 1 << 20
-"""Bytes of rows that are tokenised together. With offsets, the tokenizer's output is more than a
+"""Bytes of rows that are tokenized together. With offsets, the tokenizer's output is more than a
 hundred times as large."""
 _HASHED_ROWS = 1_000
 _FORMAT = "number files 2"
@@ -87,7 +87,7 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
 def key(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
 ) -> str:
-    """Return a digest of the texts, labels, tokenizer, length and ways of tokenising."""
+    """Return a digest of the texts, labels, tokenizer, length and ways of tokenizing."""
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
     if tokenizer.is_fast:

@@ -42,10 +42,10 @@ def samples(
     """Return the samples of a data set of `text` and `label`, or of pairs.
 
     Tokens are written to the cache of data sets, some rows at a time: all processes of a host map
-    one file, which a restarted job finds. Data that came tokenised is only truncated.
+    one file, which a restarted job finds. Data that came tokenized is only truncated.
 
     Raises:
-        DataError: the data came tokenised by another tokenizer.
+        DataError: the data came tokenized by another tokenizer.
         OutputError: there is no room for the tokens.
     """
     if not len(split):  # the rows of this host of several
@@ -67,7 +67,7 @@ def samples(
                     pairs = zip(batch[name], batch[TOKEN_IDS], strict=True)
                     row = next(n for n, (a, b) in enumerate(pairs, rows.start) if len(a) != len(b))
                     message = f"{{row}} has {name} and {TOKEN_IDS} of different lengths."
-                    raise RowError(row, message, "Tokenise it again.")
+                    raise RowError(row, message, "Tokenize it again.")
                 # The last token is the closing special token, which the model was trained to see.
                 kept = [
                     row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
@@ -146,7 +146,7 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
 def check_ids(
     rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, first: int = 0
 ) -> None:
-    """Check that tokenised data can be from `tokenizer`.
+    """Check that tokenized data can be from `tokenizer`.
 
     Args:
         first: The number of the first row.
@@ -156,12 +156,12 @@ def check_ids(
     """
     for number, row in enumerate(rows, first):
         if not len(row):
-            raise RowError(number, "{row} came tokenised and has no tokens.", "Remove it.")
+            raise RowError(number, "{row} came tokenized and has no tokens.", "Remove it.")
         strange = next((some for some in (max(row), min(row)) if not 0 <= some < len(tokenizer)), 0)
         if strange:
             raise RowError(
                 number,
-                f"{{row}} came tokenised and has the token id {strange}, but the model's "
+                f"{{row}} came tokenized and has the token id {strange}, but the model's "
                 f"tokenizer has {len(tokenizer)} tokens.",
-                "Tokenise it with the model's own tokenizer, or give the texts.",
+                "Tokenize it with the model's own tokenizer, or give the texts.",
             )

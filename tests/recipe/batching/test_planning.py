@@ -366,7 +366,7 @@ def test_64_hosts_of_8_processes_have_like_many_tokens_in_each_step() -> None:
 def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
     hosts: list[tuple[list[list[int]], int]], size: int, accumulation: int, kind: str, epoch: int
 ) -> None:
-    def tokenised(rows: Sequence[list[int]], first: int) -> Samples:
+    def tokenized(rows: Sequence[list[int]], first: int) -> Samples:
         """Samples of rows whose token types follow from their ids."""
         ids = np.array([token for row in rows for token in row], np.int32)
         starts = np.cumsum([0, *map(len, rows)])
@@ -409,7 +409,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_of_an_evaluation(
 
     rows = [row for of_host, _ in hosts for row in of_host]
     firsts = np.cumsum([0, *(len(of_host) for of_host, _ in hosts)]).tolist()
-    parts = [tokenised(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)]
+    parts = [tokenized(of_host, first) for (of_host, _), first in zip(hosts, firsts, strict=False)]
     # Processes of the hosts alternate.
     turns = range(max(count for _, count in hosts))
     host_of = [host for turn in turns for host, (_, count) in enumerate(hosts) if turn < count]

@@ -152,7 +152,7 @@ def test_numbers_of_few_bits_are_the_decimals_that_were_written(kind: str, tmp_p
     assert read(tmp_path / "train.parquet").table["label.code"].to_pylist() == decimals
 
 
-def test_tokenised_data_without_text_is_taken_and_its_padding_dropped(tmp_path: Path) -> None:
+def test_tokenized_data_without_text_is_taken_and_its_padding_dropped(tmp_path: Path) -> None:
     rows = {
         "input_ids": [[2, 7, 3, 0], [2, 8, 9, 3]] * 5,
         "attention_mask": [[1, 1, 1, 0], [1, 1, 1, 1]] * 5,

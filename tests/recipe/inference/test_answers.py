@@ -229,7 +229,7 @@ def test_questions_are_answered_as_the_model_was_judged(
     ]
     split = datasets.Dataset.from_list(rows).cast_column("answers", texts_of_rows)
     reader: Any = AutoTokenizer.from_pretrained(folder)
-    of_rows = windows.tokenise("test", split, reader, 20, 3)
+    of_rows = windows.tokenize_split("test", split, reader, 20, 3)
     assert len(of_rows) > 1.5 * len(rows)
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
     outputs = np.full((len(of_rows), 41), -1e9)

@@ -257,7 +257,7 @@ def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
     assert model.classifier.out_features == 3
 
 
-def test_data_that_came_tokenised_is_cut(tiny_model: Path) -> None:
+def test_data_that_came_tokenized_is_cut(tiny_model: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
     split = datasets.Dataset.from_dict({"input_ids": [[2, 0, 6, 7, 3], [2, 3]], "label": [0, 1]})
     cut = tokens.samples(split, tokenizer, 4)

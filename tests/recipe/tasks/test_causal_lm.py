@@ -58,11 +58,11 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return made
 
 
-def tokenise(
+def tokenize_split(
     tokenizer: PreTrainedTokenizerBase, long_texts: str | None = None, length: int = 64, **data: Any
 ) -> Documents:
     split = datasets.Dataset.from_dict(data)
-    return causal_tokens.tokenise("train", split, tokenizer, length, long_texts)
+    return causal_tokens.tokenize_split("train", split, tokenizer, length, long_texts)
 
 
 @pytest.mark.parametrize("length", [5, 7, 12, 40])
@@ -70,7 +70,7 @@ def test_every_token_of_a_split_text_is_learned_once(
     tokenizer: PreTrainedTokenizerBase, length: int
 ) -> None:
     text = "abcdefghijklmnopqrstuvwxyz"
-    documents = tokenise(tokenizer, length=length, text=[text])
+    documents = tokenize_split(tokenizer, length=length, text=[text])
     assert documents.lengths.max() <= length
     assert documents.lengths.min() >= 2
     learned = tokenizer.decode(documents.token_ids[documents.learned])
@@ -97,7 +97,7 @@ def test_what_follows_a_prompt_or_a_first_token_is_learned(
     long_texts: str | None,
     expected: list[str],
 ) -> None:
-    documents = tokenise(tokenizer, long_texts, 8, **data)
+    documents = tokenize_split(tokenizer, long_texts, 8, **data)
     assert [
         causal_kit.show_learned(tokenizer, documents, row) for row in range(len(documents))
     ] == expected
@@ -131,7 +131,7 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     expected: str,
 ) -> None:
     tokenizer.chat_template = template
-    documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
+    documents = tokenize_split(tokenizer, "split", 128, messages=[json.dumps(TALK)])
     every = [causal_kit.show_learned(tokenizer, documents, row) for row in range(len(documents))]
     assert "\n".join(every) == expected
     output = capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_as_many_turns_are_learned_as_by_trl(
             {"role": "tool", "content": "done"},
             {"role": "assistant", "content": "it is red"},
         ]
-    documents = tokenise(tokenizer, length=4096, messages=[json.dumps(talk)])
+    documents = tokenize_split(tokenizer, length=4096, messages=[json.dumps(talk)])
     turns = sum(one["role"] == "assistant" for one in talk)
     assert f"; {turns} of {turns} assistant turns are learned\n" in capsys.readouterr().out
     tokenizer.chat_template = (folder / f"{template}_training.jinja").read_text()
@@ -197,7 +197,7 @@ def test_a_turn_of_no_weight_is_not_learned(
     tokenizer.chat_template = template
     talk = [TALK[0], TALK[1] | mark, *TALK[2:]]
     learned = causal_kit.show_learned(
-        tokenizer, tokenise(tokenizer, "split", 128, messages=[json.dumps(talk)])
+        tokenizer, tokenize_split(tokenizer, "split", 128, messages=[json.dumps(talk)])
     )
     assert learned.count("[") == 1
     assert "yes?" in learned.partition("[")[0]
@@ -211,7 +211,7 @@ def test_a_turn_that_begins_a_conversation_is_learned(
 ) -> None:
     tokenizer.chat_template = template
     talk = json.dumps([*before, {"role": "assistant", "content": "welcome"}, *TALK])
-    documents = tokenise(tokenizer, "split", 256, messages=[talk])
+    documents = tokenize_split(tokenizer, "split", 256, messages=[talk])
     learned = tokenizer.decode(documents.token_ids[documents.learned].tolist())
     positions = [learned.index(words) for words in ("welcome", "yes?", "so.")]
     assert positions == sorted(positions)
@@ -263,7 +263,7 @@ def test_conversations_from_which_nothing_can_be_learned_are_refused(
 ) -> None:
     tokenizer.chat_template = template
     with pytest.raises(DataError, match=words):
-        tokenise(tokenizer, messages=[json.dumps(talk)])
+        tokenize_split(tokenizer, messages=[json.dumps(talk)])
 
 
 def load(folder: Path, **options: Any) -> language_modeling.Texts:

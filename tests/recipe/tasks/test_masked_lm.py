@@ -26,19 +26,21 @@ from tests.support.packed_batches import KINDS, SMALL, make
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
 
 
-def tokenise(
+def tokenize_split(
     texts: list[str], name: str = "train", max_length: int = 24, **options: Any
 ) -> MaskedTexts:
     split = datasets.Dataset.from_dict({"text": texts})
     tokenizer = serving_kit.tokenizer()
-    return masked_texts.tokenise(name, split, tokenizer, max_length, Options(**options), False)
+    return masked_texts.tokenize_split(
+        name, split, tokenizer, max_length, Options(**options), False
+    )
 
 
-def test_texts_that_came_tokenised_are_framed_once() -> None:
+def test_texts_that_came_tokenized_are_framed_once() -> None:
     tokenizer = serving_kit.tokenizer()
     rows = [tokenizer(text).input_ids for text in ("the film", LONG)]
     split = datasets.Dataset.from_dict({"input_ids": rows})
-    samples = masked_texts.tokenise("train", split, tokenizer, 400, Options(), False)
+    samples = masked_texts.tokenize_split("train", split, tokenizer, 400, Options(), False)
     assert [samples.tokens(row).tolist() for row in range(2)] == rows
 
 
@@ -72,7 +74,7 @@ def test_as_much_is_masked_as_by_the_reference() -> None:
         return tuple(float(x.mean()) for x in (is_masked, under, ~under & ~kept, kept))
 
     texts = [LONG] * 4
-    samples = tokenise(texts, max_length=400)
+    samples = tokenize_split(texts, max_length=400)
     real = np.flatnonzero(~np.isin(samples.token_ids, samples.masking.never))
     befores, afters, masks = [], [], []
     for epoch in range(120):
@@ -96,7 +98,7 @@ def test_as_much_is_masked_as_by_the_reference() -> None:
 
 def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
     TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
-    samples = tokenise([LONG, *TEXTS, LONG], max_length=20)
+    samples = tokenize_split([LONG, *TEXTS, LONG], max_length=20)
     whole = np.arange(len(samples.token_ids))
 
     def drawn(seed: int, epoch: int) -> list[tuple[int, int]]:
@@ -110,17 +112,17 @@ def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
         source, _, _ = once.token_positions(np.asarray(rows))
         indices, instead = once.masked(source)
         assert {*zip(source[indices].tolist(), instead.tolist(), strict=True)} <= set(drawn(1, 0))
-    fixed = tokenise([LONG, *TEXTS], "evaluation", 20)
-    again = tokenise([LONG, *TEXTS], "evaluation", 20)
+    fixed = tokenize_split([LONG, *TEXTS], "evaluation", 20)
+    again = tokenize_split([LONG, *TEXTS], "evaluation", 20)
     assert fixed.labels.tolist() == again.labels.tolist() and fixed.labels.sum() > 0
     assert fixed.weight(np.arange(len(fixed))) == fixed.labels.sum()
-    assert fixed.fingerprint() != tokenise([LONG, *TEXTS], "evaluation", 20,
+    assert fixed.fingerprint() != tokenize_split([LONG, *TEXTS], "evaluation", 20,
                                            mlm_probability=0.3).fingerprint()  # fmt: skip
 
 
 def test_an_evaluation_masks_at_least_one_token() -> None:
     for text in ("who", "the film", "bad"):
-        fixed = tokenise([text], "evaluation", mlm_probability=0.001)
+        fixed = tokenize_split([text], "evaluation", mlm_probability=0.001)
         assert fixed.labels.sum() == fixed.weight(np.arange(1)) == 1
 
 
@@ -133,7 +135,9 @@ def test_loss_and_gradients_are_those_of_each_text_alone(
     monkeypatch.setitem(KINDS, "deberta-v2", ("DebertaV2", {**SMALL, "relative_attention": True}))
     model = make(kind, "ForMaskedLM", vocab_size=71, pad_token_id=0)
     config: Any = model.config
-    samples = tokenise([LONG, "the film was good", "who", "in paris", LONG[:40]], max_length=60)
+    samples = tokenize_split(
+        [LONG, "the film was good", "who", "in paris", LONG[:40]], max_length=60
+    )
     samples = samples.draw_epoch(1, 4)
     rows = np.arange(5)
     expected, correct = torch.zeros(()), 0

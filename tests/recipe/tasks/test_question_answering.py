@@ -136,7 +136,7 @@ def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path
                      "answers": {"text": [answer], "answer_start": [start]}})  # fmt: skip
     data = load(write(tmp_path, rows)).train
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    made = windows.tokenise("train", data, tokenizer, 32, 10)
+    made = windows.tokenize_split("train", data, tokenizer, 32, 10)
     assert made.lengths.max() <= 32
     held = set()
     for window, (first, last, example, none_at) in enumerate(made.labels.tolist()):

@@ -35,7 +35,7 @@ PAIRS = [
 ]
 
 
-def tokenise(prefix: str = "", **lengths: int) -> Pairs:
+def tokenize_split(prefix: str = "", **lengths: int) -> Pairs:
     columns = {"source": [a for a, _ in PAIRS], "target": [b for _, b in PAIRS]}
     split = datasets.Dataset.from_dict(columns)
     longest = {"source": 40, "target": 20, **lengths}
@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_those_of_the_reference(
     config = getattr(transformers, f"{stem}Config")(**values, **settings)
     torch.manual_seed(0)
     model: Any = spread(getattr(transformers, kind)(config))
-    pairs, rows = tokenise(), np.arange(4)
+    pairs, rows = tokenize_split(), np.arange(4)
     tokenizer = serving_kit.tokenizer()
     cuts = [np.split(pairs.tokens(row), [pairs.sources[row]]) for row in range(4)]
     features = [{"input_ids": ids.tolist(), "labels": labels.tolist()} for ids, labels in cuts]
@@ -107,7 +107,7 @@ def test_loss_and_gradients_are_those_of_the_reference(
 
 def test_batches_have_few_shapes() -> None:
     """That every token is in its place, the gradients above show."""
-    pairs = tokenise()
+    pairs = tokenize_split()
     halves = [np.asarray([0, 2]), np.asarray([1, 3])]
     few = pair_shapes([(pairs, rows) for rows in halves])
     layout = PaddedPairs(few, 2, 0, lambda labels: labels.clamp(min=0), 3)
@@ -117,7 +117,7 @@ def test_batches_have_few_shapes() -> None:
 
 
 def test_prefix_cuts_and_end_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = tokenise("who said ", source=8, target=5)
+    pairs = tokenize_split("who said ", source=8, target=5)
     tokenizer = serving_kit.tokenizer()
     assert "cut (" in capsys.readouterr().out
     for row in range(4):

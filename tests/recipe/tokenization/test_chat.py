@@ -142,15 +142,15 @@ def test_all_of_a_conversation_is_learned_only_on_request(
     tokenizer = causal_kit.make_tokenizer()
     tokenizer.chat_template = TEMPLATES["opens thoughts"]
     split = datasets.Dataset.from_dict({"messages": [json.dumps([USER, says("so")])] * 2})
-    made = documents.tokenise("train", split, tokenizer, 64, None)
+    made = documents.tokenize_split("train", split, tokenizer, 64, None)
     assert causal_kit.show_learned(tokenizer, made) == "<user>why?;[<assistant>so;</s>]"
     lines = capsys.readouterr().out
     assert "2 of 2 assistant turns are learned" in lines
     assert "what 2 learned turns do not have" in lines
-    made = documents.tokenise("train", split, tokenizer, 64, None, is_all_learned=True)
+    made = documents.tokenize_split("train", split, tokenizer, 64, None, is_all_learned=True)
     assert causal_kit.show_learned(tokenizer, made) == "<[user>why?;<assistant>so;</s>]"
     pairs = datasets.Dataset.from_dict({"prompt": ["one:"], "completion": ["two"]})
-    made = documents.tokenise("train", pairs, tokenizer, 64, None, is_all_learned=True)
+    made = documents.tokenize_split("train", pairs, tokenizer, 64, None, is_all_learned=True)
     assert causal_kit.show_learned(tokenizer, made) == "o[ne:two</s>]"
 
 

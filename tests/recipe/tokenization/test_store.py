@@ -76,7 +76,7 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
               "input_ids": IDS.remove_columns("label")}  # fmt: skip
     split, tokenizer = splits[kind], causal_kit.make_tokenizer()
     longest = 60 if kind == "messages" else LONGEST
-    actual = documents.tokenise("train", split, tokenizer, longest, long_texts)
+    actual = documents.tokenize_split("train", split, tokenizer, longest, long_texts)
     end = tokenizer.eos_token_id
     expected: list[tuple[list[int], list[bool]]] = []
     for row in split:
@@ -114,7 +114,7 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
 @pytest.mark.parametrize("truncates", [False, True])
 def test_pieces_to_mask_are_those_of_each_row(truncates: bool, tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    actual = masked_texts.tokenise("train", TEXTS, tokenizer, LONGEST, Options(), truncates)
+    actual = masked_texts.tokenize_split("train", TEXTS, tokenizer, LONGEST, Options(), truncates)
     room = LONGEST - 2
     expected: list[list[int]] = []
     for row in TEXTS["text"]:
@@ -130,13 +130,13 @@ def test_pieces_to_mask_are_those_of_each_row(truncates: bool, tiny_model: Path)
 
 @pytest.mark.parametrize("case", [
     pytest.param((IDS, lambda split, tokenizer: texts.samples(split, tokenizer, LONGEST)), id="texts"),
-    pytest.param((TALKS, lambda split, tokenizer: documents.tokenise(
+    pytest.param((TALKS, lambda split, tokenizer: documents.tokenize_split(
         "train", split, tokenizer, LONGEST, None)), id="documents"),
-    pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenise(
+    pytest.param((TEXTS, lambda split, tokenizer: masked_texts.tokenize_split(
         "evaluation", split, tokenizer, LONGEST, Options(), False)), id="masked"),
-    pytest.param((TAGGED, lambda split, tokenizer: words.tokenise(
+    pytest.param((TAGGED, lambda split, tokenizer: words.tokenize_split(
         "train", split, tokenizer, LONGEST, ("O", "B-X", "I-X"), True)), id="words"),
-    pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenise(
+    pytest.param((QUESTIONS, lambda split, tokenizer: windows.tokenize_split(
         "train", split, tokenizer, LONGEST + 8, 3)), id="windows"),
     pytest.param((PAIRS, lambda split, tokenizer: texts.source_target_samples(
         "train", split, tokenizer, "do: ", {"source": LONGEST, "target": 9})), id="pairs"),
@@ -176,7 +176,9 @@ def test_token_ids_of_another_tokenizer_are_refused(tiny_model: Path, cache: Pat
         with pytest.raises(DataError, match=says):
             texts.samples(split, tokenizer, LONGEST)
         with pytest.raises(DataError, match=says):
-            documents.tokenise("train", split.remove_columns("label"), tokenizer, LONGEST, None)
+            documents.tokenize_split(
+                "train", split.remove_columns("label"), tokenizer, LONGEST, None
+            )
     assert not list(cache.iterdir()), "of what failed nothing stays"
 
 

@@ -169,7 +169,7 @@ def match_file(
 def reading_words(
     tokenizer: PreTrainedTokenizerBase, location: str, options: Mapping[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that tokenises a single word as within a text, as serving does; tokenizers
+    """Return a tokenizer that tokenizes a single word as within a text, as serving does; tokenizers
     like GPT-2's need a space before it for that.
 
     Args:

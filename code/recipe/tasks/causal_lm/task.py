@@ -81,10 +81,12 @@ class CausalLm(Task):
         max_length = self.data_settings.max_length
         return pretrained.longest_input(model, tokenizer, max_length, _LONGEST_DOCUMENT)
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         long_texts = self.data_settings.long_texts
         is_all_learned = self.options.train_on_prompt
-        return document_tokens.tokenise(
+        return document_tokens.tokenize_split(
             name, split, tokenizer, max_length, long_texts, is_all_learned
         )
 

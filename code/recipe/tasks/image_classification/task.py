@@ -70,7 +70,9 @@ class ImageClassification(Classification):
         """Return 0: images are not cut."""
         return 0
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         return pixels.read(name, split, tokenizer, AUGMENTATIONS[self.options.augmentation])
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:

@@ -83,9 +83,13 @@ class MaskedLm(Task):
         encoding.refuse_types(model, tokenizer)
         return pretrained.longest_text(model, tokenizer, self.data_settings.max_length)
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         truncates = self.data_settings.long_texts == TRUNCATE
-        return masked_texts.tokenise(name, split, tokenizer, max_length, self.options, truncates)
+        return masked_texts.tokenize_split(
+            name, split, tokenizer, max_length, self.options, truncates
+        )
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return masked_texts.lengths(self.train.select(rows), tokenizer)

@@ -1,4 +1,4 @@
-"""Tokenise texts in pieces that fit."""
+"""Tokenize texts in pieces that fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW = "row"
 Batch = Mapping[str, list[Any]]
 
 
-def tokenise(
+def tokenize_split(
     name: str,
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -95,7 +95,7 @@ class _Reader:
         text [texts].
 
         Raises:
-            DataError: tokenised data is not this tokenizer's.
+            DataError: tokenized data is not this tokenizer's.
         """
         if TOKEN_IDS not in batch:
             ids, _, lengths = self._encoder.encode(batch[TEXT])

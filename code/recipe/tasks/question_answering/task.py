@@ -117,8 +117,10 @@ class QuestionAnswering(Task):
         doc_stride = self.options.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        made = tokens.tokenise(name, split, tokenizer, max_length, self._stride(max_length))
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
+        made = tokens.tokenize_split(name, split, tokenizer, max_length, self._stride(max_length))
         self.objective.windows[name] = made
         return made
 

@@ -1,4 +1,4 @@
-"""Tokenise questions with their contexts, in overlapping windows, with the spans of answers."""
+"""Tokenize questions with their contexts, in overlapping windows, with the spans of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipe.tokenization.windows import check_fast, pair_windows, shorten_text
 _BEGINS, _ENDS, _LABELS, _CUT = "begins", "ends", "labels", "cut"
 
 
-def tokenise(
+def tokenize_split(
     name: str,
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,

@@ -194,7 +194,9 @@ class Reranking(Task):
         config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
         return model, tokenizer
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         """Return the pairs, or the lists of training data if the loss is listwise."""
         pairs = text_tokens.samples(_pairs(split), tokenizer, max_length)
         counts = numbered_texts.counts(split)

@@ -186,7 +186,9 @@ class SentenceEmbedding(Task):
         self._sentences.max_seq_length = length
         return length
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         """Return the rows of training data, or each text of evaluation data once, for which the
         objective gets the rows, and the corpus of pairs."""
         number = 0 if name == "train" else _SPLITS.index(name)

@@ -122,7 +122,9 @@ class TextClassification(Classification):
         model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         return text_tokens.samples(split, tokenizer, max_length)
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:

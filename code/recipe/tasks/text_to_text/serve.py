@@ -53,7 +53,8 @@ _MOST_TOKENS = 4096
 class TextGenerator(ServedTask):
     """A saved encoder-decoder model."""
 
-    served = SPECS[0].served["summarization"]
+    # The three tasks differ only in what loads their models.
+    served = SPECS[0].served[SUMMARIES]
     generates = True
     loaded: LoadedModel
     task: str

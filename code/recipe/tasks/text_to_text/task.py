@@ -148,7 +148,9 @@ class TextToText(Task):
         say(f"targets are cut at {target} tokens")
         return source
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
         longest = {SOURCE: max_length, TARGET: self.objective.longest_target}
         prefix = self.options.source_prefix or ""
         return text_tokens.source_target_samples(name, split, tokenizer, prefix, longest)

@@ -107,8 +107,12 @@ class TokenClassification(Task):
         encoding.refuse_types(model, tokenizer)
         return super().longest(model, tokenizer)
 
-    def tokenise(self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int) -> Samples:
-        return tokens.tokenise(name, split, tokenizer, max_length, self._names, self._is_split)
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
+        return tokens.tokenize_split(
+            name, split, tokenizer, max_length, self._names, self._is_split
+        )
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         words_of_rows: Any = self.train.select(rows)[TOKENS][:]

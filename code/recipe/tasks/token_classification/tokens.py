@@ -1,4 +1,4 @@
-"""Tokenise words with tags, in windows that fit."""
+"""Tokenize words with tags, in windows that fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipe.tokenization.windows import check_fast, word_windows
 _TAG_IDS, _LABELS = "tag_ids", "labels"
 
 
-def tokenise(
+def tokenize_split(
     name: str,
     split: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
