@@ -329,9 +329,17 @@ import torch, transformers
 torch.set_num_threads(1)
 from recipe.backend.engines import comparison
 from recipe.errors import ModelError
-from tests.support.packed_batches import make
-models = {kind: make(kind) for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra")}
+from tests.support.packed_batches import make, spread
+models = {kind: make(kind) for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert")}
 models["no pooler"] = transformers.BertForTokenClassification(models["bert"].config)
+models["narrow"] = make("electra")
+models["electra"] = make("electra", embedding_size=models["narrow"].config.hidden_size)
+sizes = {name: getattr(models["bert"].config, name) for name in (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
+for kind, name in (("mpnet", "MPNet"), ("deberta", "DebertaV2")):
+    config = getattr(transformers, f"{name}Config")(**sizes, max_position_embeddings=202)
+    models[kind] = spread(getattr(transformers, f"{name}ForSequenceClassification")(config))
+models["mpnet with pooler"] = spread(transformers.MPNetModel(models["mpnet"].config))
 models["tanh"] = make("bert", hidden_act="tanh")
 models["decoder"] = make("bert", is_decoder=True)
 models["relative"] = make("bert")
@@ -346,10 +354,21 @@ for kind, model in models.items():
 """
     pairs, _ = run(compared)
     outcomes = dict(pairs)
-    for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "no pooler"):
-        assert outcomes[kind] == "is computed"
+    for kind in (
+        "bert",
+        "distilbert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "no pooler",
+        "electra",
+        "mpnet",
+        "mpnet with pooler",
+    ):
+        assert outcomes[kind] == "is computed", outcomes[kind]
     for kind, reason in (
-        ("electra", "the model is electra, and the encoders known are bert, "),
+        ("narrow", "its embeddings are narrower than its layers"),
+        ("deberta", "the model is deberta-v2, and the encoders known are bert, "),
         ("tanh", "KeyError: 'tanh'"),
         ("decoder", "states of texts of up to 80 tokens differ"),
         ("relative", "position_embedding_type is relative_key"),

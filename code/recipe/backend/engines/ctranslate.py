@@ -6,6 +6,10 @@ be forked into workers.
 
 RoBERTa's families give a padding token inside a text, such as a written `<pad>`, the position of
 padding. CTranslate2 counts it.
+
+CTranslate2 has no converter for ELECTRA, whose layers are BERT's, nor for MPNet, whose attention is
+BERT's with T5's relative bias. With such a bias CTranslate2 reads no positions: those of MPNet are
+given as token types.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 import os
 import tempfile
 import weakref
@@ -31,7 +36,14 @@ from recipe.data.column_names import TYPE_IDS
 CALL_TOKENS = 1024
 """The most tokens of a call: a text of 128 takes 31 CPU-ms in calls of 1,024, and 37 in calls of
 4,096 (MiniLM, AVX2)."""
-_FAMILIES = ("bert", "camembert", "distilbert", "roberta", "xlm-roberta")
+_FAMILIES = ("bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
+_WITHOUT_PAD = ("bert", "distilbert", "electra", "mpnet")
+_FIRST_POSITION = "first_position"
+"""The key of CTranslate2's config.json for the position of a text's first token, if positions are
+given as token types."""
+_PAD_OF_MPNET, _MOST_DISTANCE = 1, 128
+"""Constants of MPNet's code: the padding from which it counts positions, and the largest distance of
+its relative ones."""
 _INPUTS = ("input_ids", "attention_mask", TYPE_IDS)
 FILES = ("model.bin", "config.json", "vocabulary.json")
 
@@ -43,8 +55,12 @@ def why_unknown(config: Any) -> str:
             f"the model is {config.model_type}, and the encoders known are {', '.join(_FAMILIES)}"
         )
     # RoBERTa's families count positions from it.
-    if config.model_type not in ("bert", "distilbert") and config.pad_token_id is None:
+    if config.model_type not in _WITHOUT_PAD and config.pad_token_id is None:
         return "its configuration has no pad_token_id"
+    if config.model_type == "mpnet" and config.pad_token_id != _PAD_OF_MPNET:
+        return f"its pad_token_id is {config.pad_token_id}, not {_PAD_OF_MPNET}"
+    if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:
+        return "its embeddings are narrower than its layers"
     positions = getattr(config, "position_embedding_type", None) or "absolute"
     return "" if positions == "absolute" else f"position_embedding_type is {positions}"
 
@@ -65,14 +81,19 @@ def convert(encoder: Any, folder: Path, quantization: str | None = None) -> tupl
         folder: Does not exist.
         quantization: int8, or None to keep the precision of the weights.
     """
-    from ctranslate2.converters import TransformersConverter
+    from ctranslate2.converters import TransformersConverter, transformers
 
     encoder = copy.deepcopy(encoder)
+    is_mpnet = encoder.config.model_type == "mpnet"
+    transformers.register_loader("ElectraConfig")(transformers.BertLoader)
+    transformers.register_loader("MPNetConfig")(_mpnet_loader())
+    if is_mpnet:
+        _rename_as_in_bert(encoder)
     has_pooler = getattr(encoder, "pooler", None) is not None
     # The converter reads both of a BERT. transformers 5 dropped position_embedding_type, since all
     # its positions are absolute; models without a pooler get one that is not used.
     encoder.config.position_embedding_type = "absolute"
-    if encoder.config.model_type == "bert" and not has_pooler:
+    if encoder.config.model_type in ("bert", "electra", "mpnet") and not has_pooler:
         width = encoder.config.hidden_size
         encoder.pooler = torch.nn.ModuleDict({"dense": torch.nn.Linear(width, width)})
     numbers = {str(row): row for row in range(encoder.get_input_embeddings().num_embeddings)}
@@ -91,7 +112,44 @@ def convert(encoder: Any, folder: Path, quantization: str | None = None) -> tupl
     with tempfile.TemporaryDirectory(prefix="int8-") as scratch:
         encoder.config.save_pretrained(scratch)
         Converter(scratch).convert(str(folder), quantization=quantization)
+    if is_mpnet:
+        file = folder / FILES[1]
+        settings = {**json.loads(file.read_text()), _FIRST_POSITION: _PAD_OF_MPNET + 1}
+        file.write_text(json.dumps(settings))
     return ("last_hidden_state", "pooler_output") if has_pooler else ("last_hidden_state",)
+
+
+def _rename_as_in_bert(encoder: Any) -> None:
+    """Give the parts of an MPNet their names in BERT, with its positions as token types."""
+    encoder.embeddings.token_type_embeddings = encoder.embeddings.position_embeddings
+    for layer in encoder.encoder.layer:
+        attention = layer.attention
+        parts = attention.attn
+        attention.self = SimpleNamespace(query=parts.q, key=parts.k, value=parts.v)
+        attention.output = SimpleNamespace(dense=parts.o, LayerNorm=attention.LayerNorm)
+
+
+def _mpnet_loader() -> Any:
+    """Return the class that reads an MPNet for CTranslate2."""
+    from ctranslate2.converters import transformers
+    from ctranslate2.specs import attention_spec
+
+    class Loader(transformers.BertLoader):  # type: ignore[misc]
+        def get_model_spec(self, model: Any) -> Any:
+            spec = super().get_model_spec(model)
+            del spec.encoder.position_encodings
+            for layer in spec.encoder.layer:
+                plain = layer.self_attention
+                biased = attention_spec.MultiHeadAttentionSpec(
+                    self_attention=True, relative_attention_bias=True
+                )
+                biased.linear, biased.layer_norm = plain.linear, plain.layer_norm
+                biased.relative_attention_bias = model.encoder.relative_attention_bias.weight
+                biased.relative_attention_max_distance = np.int32(_MOST_DISTANCE)
+                layer.self_attention = biased
+            return spec
+
+    return Loader
 
 
 class Forward:
@@ -116,6 +174,8 @@ class Forward:
         self._files = {name: os.open(folder / name, os.O_RDONLY) for name in FILES}
         self._names = tuple(names)
         self._compute_type, self._dtype = compute_type, dtype
+        settings = json.loads((folder / FILES[1]).read_text())
+        self._first_position: int | None = settings.get(_FIRST_POSITION)
         for file in self._files.values():
             weakref.finalize(self, os.close, file)
         self._rows: dict[str, int] = {}
@@ -128,7 +188,9 @@ class Forward:
         """Compute the encoder of a model from now on."""
         encoder = model.base_model
         self._rows = {"input_ids": encoder.get_input_embeddings().num_embeddings}
-        if types := getattr(encoder.embeddings, "token_type_embeddings", None):
+        names = ("token_type_embeddings", "position_embeddings")
+        types = getattr(encoder.embeddings, names[self._first_position is not None], None)
+        if types is not None:
             self._rows[TYPE_IDS] = types.num_embeddings
         function = functools.wraps(type(encoder).forward)(functools.partial(self))
         vars(encoder)["forward"] = function
@@ -162,6 +224,9 @@ class Forward:
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if bool((mask[:, :-1] < mask[:, 1:]).any()):
             raise TypeError("CTranslate2's encoder takes padding only at the end.")
+        if self._first_position is not None:
+            positions = torch.arange(input_ids.shape[1]) + self._first_position
+            token_type_ids = positions.expand_as(input_ids)
         for name, ids in (("input_ids", input_ids), (TYPE_IDS, token_type_ids)):
             if ids is not None and name in self._rows and int(ids.max()) >= self._rows[name]:
                 raise IndexError(
