@@ -42,8 +42,8 @@ _FIRST_POSITION = "first_position"
 """The key of CTranslate2's config.json for the position of a text's first token, if positions are
 given as token types."""
 _PAD_OF_MPNET, _MOST_DISTANCE = 1, 128
-"""Constants of MPNet's code: the padding from which it counts positions, and the largest distance of
-its relative ones."""
+"""Constants of MPNet's code: the padding from which it counts positions, and the largest distance
+of its relative ones."""
 _INPUTS = ("input_ids", "attention_mask", TYPE_IDS)
 FILES = ("model.bin", "config.json", "vocabulary.json")
 
