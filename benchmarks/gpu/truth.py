@@ -30,7 +30,8 @@ from recipe.batching import flat, packing
 from recipe.batching.batches import Packed
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.batching.samples import Samples
-from recipe.models import flat_attention, losses, packed_decoders, packed_encoders
+from recipe.models import flat_attention, packed_decoders, packed_encoders
+from recipe.tasks import classifiers
 
 SLACK = 2.0
 """How many times the plain model's own rounding an error may be."""
@@ -195,7 +196,7 @@ def packed_encoder(stage: Stage, kind: str) -> Values:
         "one row": functools.partial(run_packed, layout=one_row),
     }
     return compare_layouts(
-        stage, model, layouts, lambda logits: losses.sample_losses(logits, labels).mean()
+        stage, model, layouts, lambda logits: classifiers.sample_losses(logits, labels).mean()
     )
 
 

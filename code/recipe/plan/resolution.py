@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from recipe import task_table
-from recipe.backend.engines import comparison, int8
+from recipe.backend.engines import int8
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
@@ -216,7 +216,7 @@ def load(plan: Plan, table: Table) -> TrainableModel:
     if line := tokenizers.replacement_of(tokenizer):
         table.add("tokenizer", line)
     if given.quantize:
-        comparison.check(lora.bare(model), tokenizer, max_length)
+        int8.check_encoder(lora.bare(model), tokenizer, max_length)
     if max_length:
         is_split = task.pieces(max_length + 1, max_length) > 1
         how = "split into pieces of" if is_split else "truncated to"

@@ -327,7 +327,7 @@ def test_a_model_is_compared_before_training(run: Run) -> None:
 import json, types
 import torch, transformers
 torch.set_num_threads(1)
-from recipe.backend.engines import comparison
+from recipe.backend.engines import int8
 from recipe.errors import ModelError
 from tests.support.packed_batches import make, spread
 models = {kind: make(kind) for kind in ("bert", "distilbert", "roberta", "xlm-roberta", "camembert")}
@@ -347,7 +347,7 @@ models["relative"].config.position_embedding_type = "relative_key"
 names = ["input_ids", "attention_mask", "token_type_ids"]
 for kind, model in models.items():
     try:
-        comparison.check(model.eval(), types.SimpleNamespace(model_input_names=names), 60)
+        int8.check_encoder(model.eval(), types.SimpleNamespace(model_input_names=names), 60)
         print("ANSWERS", json.dumps([kind, "is computed"]))
     except ModelError as error:
         print("ANSWERS", json.dumps([kind, str(error)]))

@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -25,18 +26,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from recipe.backend.engines import ctranslate
 from recipe.backend.engines.ctranslate import FILES
 from recipe.backend.padded_rows import pad_rows
 from recipe.backend.rows import TokenRow
+from recipe.compat import positions_of
+from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.storage import checksums
 
 FOLDER, PROOF = "int8", "proof.json"
 _SECONDS = 240.0
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,25 +175,6 @@ def processor() -> str:
     return f"{values.get('model name', 'unknown')} ({', '.join(sorted(flags)) or 'no VNNI'})"
 
 
-def states_of(forward: Any, rows: Sequence[TokenRow], inputs: Sequence[str]) -> Floats:
-    """Return [rows, 2 * hidden]: of each row, computed alone by an encoder that takes `inputs`, the
-    state of its first token, and the mean over its tokens."""
-    states = []
-    for row in rows:
-        batch = pad_rows([row], len(row.ids), 0, torch.device("cpu"))
-        with torch.no_grad():
-            output = forward(**{name: batch[name] for name in inputs if name in batch})
-        hidden = output["last_hidden_state"][0].float()
-        states.append(torch.cat([hidden[0], hidden.mean(0)]).numpy())
-    return np.stack(states)
-
-
-def distance(states: Floats, expected: Floats) -> float:
-    """Return the largest difference of a row's states, as a share of their length."""
-    differences = np.linalg.norm(states - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    return float(differences.max())
-
-
 def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
     """Return what `work` returns in a fork of this process, with one thread. Raise ModelError if
     it fails there, or does not end in time."""
@@ -232,3 +215,55 @@ def run_forked(work: Callable[[], Any], remedy: str = "") -> Any:
 def failed(why: str, remedy: str = "") -> ModelError:
     """Return the error for a model that CTranslate2 cannot compute."""
     return ModelError(f"The model cannot be computed in int8: {why}.", remedy)
+
+
+_REMEDY = "Leave quantize out."
+_LONGEST, _LONGEST_BEYOND = 4096, 1024
+"""Tokens of the longest text that is compared, and of one that only a request may ask for."""
+_TOLERANCE = 1e-3
+"""The difference of states that rounding may cause, as a share of their length."""
+
+
+def check_encoder(model: Any, tokenizer: Any, longest: int) -> None:
+    """Check, in a fork, that CTranslate2 computes the encoder of a model as PyTorch does, by texts
+    of random tokens up to `longest`. Raise ModelError if it does not."""
+    inputs = ctranslate.inputs_of(model, tokenizer)
+    if why_not := ctranslate.why_unknown(model.config):
+        raise failed(why_not, _REMEDY)
+    config, random = model.config, np.random.default_rng(0)
+    # A request may set another max_length: windows of attention show beyond their width.
+    most = min(max(longest, min(positions_of(model), _LONGEST_BEYOND)), _LONGEST)
+    has_types = TYPE_IDS in inputs and getattr(config, "type_vocab_size", 2) > 1
+    rows = []
+    for length in (2, 17, most // 3, most):
+        drawn = random.integers(1, config.vocab_size, max(1, min(length, most)))
+        # A text holds no padding: some models count no position for it.
+        pad = int(config.pad_token_id or 0)
+        ids = np.where(drawn == pad, pad - 1 if pad else 1, drawn).tolist()
+        rows.append(TokenRow(ids))
+        if has_types:
+            rows.append(TokenRow(ids, sorted(random.integers(0, 2, len(ids)).tolist())))
+
+    def compare() -> str:
+        with quiet(), tempfile.TemporaryDirectory(prefix="int8-") as folder:
+            exact = model.base_model.eval()
+            names = ctranslate.convert(exact, Path(folder) / "encoder")
+            forward = ctranslate.Forward(Path(folder) / "encoder", names, "float32")
+            differences = []
+            for row in rows:
+                batch = pad_rows([row], len(row.ids), 0, torch.device("cpu"))
+                given = {name: batch[name] for name in inputs if name in batch}
+                outputs = [encoder(**given)["last_hidden_state"] for encoder in (forward, exact)]
+                # What heads read: the state of the first token, or the mean.
+                states = [output[0].float() for output in outputs]
+                ours, theirs = (torch.cat([hidden[0], hidden.mean(0)]) for hidden in states)
+                differences.append((ours - theirs).norm() / theirs.norm())
+            difference = float(torch.stack(differences).max())
+        if difference <= _TOLERANCE:
+            return ""
+        return (
+            f"its states of texts of up to {most} tokens differ from PyTorch's by {difference:.3g}"
+        )
+
+    if why_not := run_forked(compare, _REMEDY):
+        raise failed(why_not, _REMEDY)
