@@ -6,7 +6,6 @@ answers.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import inspect
 import os
@@ -161,17 +160,23 @@ def laid_out(
         loaded = replace(loaded, typed=True)
     if precision.is_reference():
         return loaded.alone()
-    reference = Reference.from_proof(references.find(origin, environ), reading)
+    proved = Reference.from_proof(references.find(origin, environ), reading)
     if kind in DEVICES:
         compiled = _compile_programs(loaded, kind, reading, environ)
-        if reference is not None and (why_not := reference.try_layout(compiled)):
-            raise references.refused(origin, reference, compiled, why_not, read_exactly)
+        if proved is not None and (why_not := proved.try_layout(compiled)):
+            raise references.refused(origin, proved, compiled, why_not, read_exactly)
         return compiled
-    if reference is None:
-        reference = Reference.from_texts_alone(loaded, reading)
-    float_layout = functools.partial(
-        _float_layout, loaded, architecture, reference, origin, environ, read_exactly
-    )
+    reference = proved or Reference.from_texts_alone(loaded, reading)
+
+    def float_layout() -> LoadedModel:
+        """Return the model in the first of its layouts that gives the answers of the reference."""
+        why_not = "it has no layout"
+        for name, candidate in _layouts(loaded, architecture, environ):
+            if not (why_not := reference.try_layout(candidate)):
+                return candidate
+            log(f"batches: not {name}, since {why_not}")
+        raise references.refused(origin, reference, loaded, why_not, read_exactly)
+
     artefact = Artefact.find(origin.location)
     if artefact is None:
         return float_layout()
@@ -200,24 +205,6 @@ def laid_out(
     times = f" ({trial})" if trial.milliseconds else ""
     log(f"engine: PyTorch instead of int8: {trial.why_not}{times}")
     return replace(float_layout(), trial=trial)
-
-
-def _float_layout(
-    loaded: LoadedModel,
-    architecture: Any,
-    reference: Reference,
-    origin: Origin,
-    environ: Mapping[str, str],
-    read_exactly: Callable[[], LoadedModel] | None,
-) -> LoadedModel:
-    """Return the model in the first of its layouts that gives the answers of the reference. Log why
-    the others do not, and raise ModelError if none does."""
-    why_not = "it has no layout"
-    for name, candidate in _layouts(loaded, architecture, environ):
-        if not (why_not := reference.try_layout(candidate)):
-            return candidate
-        log(f"batches: not {name}, since {why_not}")
-    raise references.refused(origin, reference, loaded, why_not, read_exactly)
 
 
 def _layouts(
