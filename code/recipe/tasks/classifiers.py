@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import EvalPrediction, PreTrainedModel
 
 from recipe.batching.batches import Samples
@@ -25,7 +27,6 @@ from recipe.data.labels import (
     given_weights,
 )
 from recipe.errors import ModelError
-from recipe.models import losses
 from recipe.models.pretrained import known_labels
 from recipe.models.sources.origin import Origin
 from recipe.reports.predictions import Predictions
@@ -46,7 +47,7 @@ class LabelLosses(Objective):
         """Outputs and labels of the last evaluation."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return losses.sample_losses(logits, labels, smoothing)
+        return sample_losses(logits, labels, smoothing)
 
     def class_weights(
         self, requested: str | None, samples: Samples, model: PreTrainedModel
@@ -152,3 +153,21 @@ class Classification(Task):
             columns=[column for column in self.shown_columns if column in known],
             thresholds=self.objective.thresholds,
         )
+
+
+def sample_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Return the losses [samples] in float32.
+
+    Args:
+        logits: [samples, labels].
+        labels: Class ids [samples]; or floats: one target [samples] for each sample (mean squared
+            error), or several [samples, labels] between 0 and 1 (binary cross-entropy).
+        smoothing: Share of the target spread evenly over all classes; for class ids only.
+    """
+    logits = logits.float()
+    if not torch.is_floating_point(labels):
+        return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    if labels.dim() == 1:
+        return (logits.squeeze(-1) - labels).square()
+    losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return losses.mean(dim=-1)

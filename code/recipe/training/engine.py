@@ -26,7 +26,6 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from recipe.batching import batches, packing
 from recipe.batching.batches import Batch, Layout, Samples
-from recipe.batching.packing import Rows
 from recipe.console import Progress
 from recipe.errors import DivergedError, HyperparameterError, join_names
 from recipe.plan import batch_layout, trainer_arguments
@@ -152,10 +151,6 @@ class Engine(Resumable):
     def training_lengths(self) -> Any:
         """Return the number of tokens of each training text."""
         return self._training.samples.text_lengths
-
-    def steps_of_epoch(self) -> int:
-        """Return the optimizer steps of an epoch."""
-        return self._training.steps()
 
     def tokens_computed(self) -> int:
         """Return the tokens of the first epoch over all processes, padding included."""
@@ -292,16 +287,6 @@ class Engine(Resumable):
         for finish_copy in pending:
             results.add(*finish_copy())
         return results.gather()
-
-    @torch.no_grad()
-    def compute(self, rows: Rows) -> None:
-        """Compute the training samples at `rows`, for hooks of the model."""
-        size, samples = self._training.size, self._training.samples
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            self._losses(self.model, self._prepare_inputs(batches.finish(
-                samples, self._train_layout, some, size, samples.weight(some)
-            )))  # fmt: skip
 
     def evaluation_loop(
         self,

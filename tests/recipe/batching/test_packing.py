@@ -29,7 +29,6 @@ from recipe.models import (
     cpu_kernels,
     flat_attention,
     lora,
-    losses,
     packed_decoders,
     packed_encoders,
     token_heads,
@@ -37,6 +36,7 @@ from recipe.models import (
 from recipe.plan import batch_layout
 from recipe.plan.batch_layout import TrainableModel
 from recipe.plan.table import Table
+from recipe.tasks import classifiers
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.tokenization import encoding
 from recipe.training import engine
@@ -92,7 +92,9 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     logits = model(**layout.tensors(samples, rows)).logits
     assert logits.shape == (SIZE, 3)
     torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
-    actual, wanted = (losses.sample_losses(some, labels) / 5 for some in (logits[:5], expected))
+    actual, wanted = (
+        classifiers.sample_losses(some, labels) / 5 for some in (logits[:5], expected)
+    )
     assert_same_losses(model, actual, wanted)
 
 
@@ -130,7 +132,7 @@ def test_types_of_pairs_reach_a_model_that_takes_them(kind: str) -> None:
     logits = model(**layout.tensors(samples, rows)).logits[:5]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     assert_same_losses(
-        model, *(losses.sample_losses(some, labels) / 5 for some in (logits, expected))
+        model, *(classifiers.sample_losses(some, labels) / 5 for some in (logits, expected))
     )
 
 

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recipe.models import losses, ranking_losses
+from recipe.models import ranking_losses
+from recipe.tasks import classifiers
 from tests.support.packed_batches import engine
 
 
@@ -16,7 +17,7 @@ def test_smoothing_gives_a_share_of_the_target_to_all_classes() -> None:
     logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]]), torch.tensor([0, 1])
     target = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
     expected = -(target * logits.log_softmax(-1)).sum(-1)
-    torch.testing.assert_close(losses.sample_losses(logits, labels, smoothing=0.3), expected)
+    torch.testing.assert_close(classifiers.sample_losses(logits, labels, smoothing=0.3), expected)
 
 
 def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:

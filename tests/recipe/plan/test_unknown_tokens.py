@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from recipe.plan.unknown_tokens import find_unknown_tokens
+from recipe.plan.data_report import find_unknown_tokens
 from recipe.tasks.base import OK, WARNING
 from tests.support.causal_kit import make_tokenizer
 from tests.support.words import WORDS

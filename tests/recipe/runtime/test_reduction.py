@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
 from recipe.runtime import ddp_hook
-from recipe.runtime.host_order import first_of_host
+from recipe.runtime.device import first_of_host
 from tests.support.forked import run_processes
 
 ROWS, WIDTH = 20_000, 64
