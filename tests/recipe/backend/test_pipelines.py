@@ -123,6 +123,11 @@ def test_a_task_answers_as_its_pipeline_in_the_toolkit(
     for body, call in requested:
         wanted = json.loads(encode(call(pipeline)))
         assert_close(served.ask(body), wanted, 1e-5, str(body)[-90:])
+    if "table" in task:
+        assert "X-Amphora-Truncated" not in served.headers
+        long = {"query": "x", "table": {"name": ["ab"] * 40}}
+        served.ask({"inputs": [{"query": "x", "table": TABLE}, long]})
+        assert served.headers["X-Amphora-Truncated"] == "1"
 
 
 @pytest.mark.heavy

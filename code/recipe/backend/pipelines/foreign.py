@@ -152,9 +152,28 @@ class Foreign(ServedTask):
                 )
             if not new and "generate_kwargs" in arguments and room < _NEW_TOKENS:
                 arguments["generate_kwargs"]["max_new_tokens"] = max(1, room)
-        sizes = [1] * len(inputs.values)
         work = (inputs.values, reader, arguments)
-        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=work)
+        cut = [
+            index
+            for index, value in enumerate(inputs.values)
+            if getattr(self.pipeline, "type", "") == "tapas" and self._is_cut(value)
+        ]
+        sizes = [1] * len(inputs.values)
+        return PreparedRequest(
+            request=request, inputs=inputs, sizes=sizes, truncated=cut, work=work
+        )
+
+    def _is_cut(self, value: Mapping[str, Any]) -> bool:
+        """Return whether TAPAS drops rows of a table, which has more tokens than it reads."""
+        import pandas as pd  # type: ignore[import-untyped]
+
+        questions = value["query"] if isinstance(value["query"], list) else [value["query"]]
+        table = pd.DataFrame({name: pd.Series(cells) for name, cells in value["table"].items()})
+        try:
+            encoded = self.pipeline.tokenizer(table.fillna(""), questions, truncation=False)
+        except ValueError:  # more rows than have an embedding
+            return True
+        return any(len(ids) > self.limit for ids in encoded["input_ids"])
 
     def _checked(self, request: Request) -> Request:
         """Return a request with valid parameters, within the bounds of what they cost."""
@@ -233,7 +252,8 @@ class Foreign(ServedTask):
                 bounds.hold(Bound.ANSWER, count)
                 answers.append(_restored(answer, reader.sent) if reader.sent else answer)
         inputs = prepared.inputs.without(prepared.request, invalid)
-        return Answers(answers, single=prepared.request.single, faults=inputs.faults)
+        single = prepared.request.single
+        return Answers(answers, prepared.truncated, single, inputs.faults)
 
 
 _EXAMPLES = {
