@@ -5,6 +5,7 @@ A LoRA adapter that peft has saved is merged into its base.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from recipe.compat import attend_fully
 from recipe.compat.new_weights import check_layers, missing_weights, unread_weights
-from recipe.errors import ModelError
+from recipe.errors import UNLOADABLE, ModelError
 from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
@@ -112,7 +113,10 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
 def refuse_headless(model: PreTrainedModel, origin: Origin) -> None:
     """Raise ModelError if the files lack all weights of a part of a model, such as its head. Single
     weights may be of training alone, or of layers that the model leaves out."""
-    lost = set(missing_weights(model))
+    lost: set[str] = set()
+    # Not every class that a pipeline loads can be made without memory.
+    with contextlib.suppress(*UNLOADABLE):
+        lost.update(missing_weights(model))
     for part, module in model.named_children():
         names = {f"{part}.{name}" for name, _ in module.named_parameters()}
         if names and names <= lost and part != "pooler":
