@@ -100,7 +100,7 @@ def _columns() -> Iterator[str]:
         columns: dict[str, dict[str, None]] = {}
         pairs: dict[str, dict[str, None]] = {}
         for form in spec.forms:
-            if form.needs_task:
+            if form.needs_task and not spec.is_chosen_by_name:
                 continue
             for first, second in form.pairs:
                 pairs.setdefault(first, {})[second] = None
@@ -117,8 +117,9 @@ def _columns() -> Iterator[str]:
 
 
 def _task_rows(most: int) -> Iterator[str]:
-    """Yield a row for each task with `most` of its forms."""
-    for name, spec in TASKS.items():
+    """Yield a row for each task that columns decide, with `most` of its forms."""
+    detected = {name: spec for name, spec in TASKS.items() if not spec.is_chosen_by_name}
+    for name, spec in detected.items():
         models = sorted(model.value for model in spec.models)
         reserved = " or ".join(models) if len(models) <= _FEW_MODELS else ""
         yield f"| `{name}` | {_shown_forms(spec, most)} | {reserved} |"

@@ -54,6 +54,7 @@ _PAIRS = ("optim_args",)
 _OBJECTS = (
     *("accelerator_config", "fsdp_config", "lr_scheduler_kwargs"),
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "chat_template_kwargs"),
+    "trl_args",
     "rope_scaling",
 )
 # Commas that no bracket or quote encloses, and are followed by `key=`.

@@ -237,7 +237,7 @@ world_size nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
 chat_template | Put it into the tokenizer_config.json of the model.
 trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates
   nor resumes, needs your own script (docs/TRAINIUM.md).
-max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
+max_prompt_length | Give max_length: prompt and answer together are cut at its
   end.
 global_batch_size | Give per_device_train_batch_size, the samples of a process, and
   gradient_accumulation_steps.
@@ -246,12 +246,13 @@ mini_batch_size | Give gradient_checkpointing=True, or a lower per_device_train_
 dropout | Change the model's config.json; lora_dropout is that of LoRA.
 eos_token pad_token special_tokens tokenizer_type chat_template_path template | Leave it out:
   it is the tokenizer's own (tokenizer_config.json in the channel called model).
-chosen_column rejected_column rejected_text_column beta dpo_beta pref_beta loss_type pref_loss
-  ref_model model_ref num_generations reward_model reward_funcs use_vllm | The recipe does not train
-  by DPO, GRPO, PPO or KTO, nor reward models: use a script of TRL, such as
-  examples/post_training/dpo.py.
-stage rl | Give task=causal-lm (sft, pt); for others (dpo) use a script of TRL, such as
-  examples/post_training/dpo.py.
+chosen_column rejected_column rejected_text_column | Give columns=chosen:...,rejected:... with the
+  names of the columns.
+ref_model model_ref | Leave it out: the reference is the model at the start; with lora_r it takes no
+  memory.
+reward_model | Give reward_funcs: exact_answer, format, length, or functions of rewards.py, which
+  may load a model.
+stage rl | Give task: causal-lm (sft, pt), dpo, kto, orpo, reward (rm) or grpo.
 use_galore use_unsloth loraplus_lr_ratio | Leave it out: all weights are trained, or LoRA's
   with lora_r; for others use your own script (docs/TRAINING.md).
 freeze_trainable_layers freeze_trainable_modules freeze_extra_modules unfrozen_parameters

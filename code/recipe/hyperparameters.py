@@ -145,7 +145,7 @@ class Hyperparameters(DataSettings, ModelSettings):
         for name, known in CHOICES.items():
             value = values.get(name)
             if value is not None and value not in known:
-                is_preference = name == "task" and value in ("preference", "dpo")
+                is_preference = name == "task" and value == "preference"
                 remedy = PREFERENCES if is_preference else f"Give {' or '.join(known)}."
                 yield f"Hyperparameter {name} has value {value!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:

@@ -36,7 +36,16 @@ WRITING_SCORES: Sequence[str] = (
 """Scores of generated text."""
 ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
 _WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
+_PAIRS = ("rewards/margins", "rewards/accuracies", "rewards/chosen", "rewards/rejected")
+OF_STEPS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("dpo", "orpo", "kto"), _PAIRS),
+    "reward": ("accuracy", "margin", "mean_reward"),
+    "grpo": ("reward", "reward_std", "kl", "entropy", "completions/mean_length"),
+    "distillation": ("entropy", "completions/mean_length"),
+}
+"""What post-training logs with the loss of steps, too."""
 OF_TASKS: Mapping[str, Sequence[str]] = {
+    **{task: ("loss", *names) for task, names in OF_STEPS.items()},
     **dict.fromkeys(("summarization", "translation", "text2text-generation"), _WRITING),
     "question-answering": ("loss", *ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
@@ -84,7 +93,7 @@ def metric_names(task: str = "") -> list[str]:
     """
     of_split = OF_TASKS.get(task, _OF_SPLITS)
     scores = [f"{split}_{name}" for split in ("eval", "test") for name in of_split]
-    return [*_TRAINING, *scores, *_SPEED]
+    return [*_TRAINING, *OF_STEPS.get(task, ()), *scores, *_SPEED]
 
 
 def metric_definitions(task: str = "") -> list[dict[str, str]]:

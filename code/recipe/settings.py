@@ -259,6 +259,35 @@ class ModelSettings(JobSettings):
         "use_4bit",
     )
 
+    beta: float | None = option(
+        None,
+        "Post-training: how strongly the model is held to the reference (dpo, kto: 0.1; grpo: 0), "
+        "the weight of the odds ratio (orpo: 0.1), or which divergence is learned (distillation: "
+        "1). Default: TRL's.",
+        "dpo_beta",
+        "pref_beta",
+        "orpo_beta",
+        valid=NOT_BELOW_0,
+    )
+    loss_type: str | None = option(
+        None, "dpo, kto, grpo: the loss, by TRL's name. Default: TRL's.", "pref_loss"
+    )
+    temperature: float | None = option(
+        None, "grpo, distillation: of sampled completions. Default: 1.", valid=ABOVE_0
+    )
+    max_completion_length: int | None = option(
+        None,
+        "grpo, distillation: most tokens of a completion. Default: 256.",
+        valid=AT_LEAST_1,
+    )
+    use_vllm: bool = option(
+        False, "grpo, distillation: generate by vLLM on the same GPU, if it is installed."
+    )
+    trl_args: Mapping[str, Any] | None = option(
+        None,
+        'Post-training: other arguments of TRL\'s trainer, such as {"label_smoothing": 0.1}.',
+    )
+
     quantize: str | None = option(
         None,
         "Classification, entities, question answering, choices, vectors, rankings: also save the "

@@ -175,6 +175,11 @@ class TaskSpec:
     """If two tasks could serve a model, the one with the lower rank does."""
 
     @property
+    def is_chosen_by_name(self) -> bool:
+        """Return whether the task is never detected."""
+        return not self.models
+
+    @property
     def takes(self) -> tuple[str, ...]:
         """Return the hyperparameters that this task takes and not every other one does."""
         columns = [column.setting for form in self.forms for column in form.columns]
@@ -302,10 +307,10 @@ REJECTED_NAMES = (
     *("rejected", "rejected_response", "rejected_answer", "response_rejected"),
     *("rejected.value", "non_preferred_output"),
 )
-"""Columns of preference pairs, which no task reads."""
+"""Columns of preference pairs, which tasks of post-training read."""
 PREFERENCES = (
-    "Train on preference pairs by TRL: examples/post_training/dpo.py, or reward_model.py for a "
-    "model that scores answers."
+    "Give task=dpo for a model that prefers the chosen answers (or task=orpo, without a reference "
+    "model), or task=reward for a model that scores answers."
 )
 
 CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part of it is learned"

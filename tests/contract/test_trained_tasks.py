@@ -57,7 +57,9 @@ def trained(
 def test_each_task_of_the_registry_has_a_job() -> None:
     from recipe.task_table import TASKS
 
-    assert {job.task for job in JOBS.values()} == set(TASKS)
+    # TRL's trainers have their own tests: tests/recipe/tasks/test_post_training.py.
+    by_engine = {name for name, spec in TASKS.items() if spec.folder != "post_training"}
+    assert {job.task for job in JOBS.values()} == by_engine
 
 
 def test_a_task_is_found_by_its_data_and_learns(trained: Trained) -> None:

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support import serving_kit
-from tests.support.causal_kit import make_model, make_tokenizer
 from tests.support.job_tree import Tree
 from tests.support.paths import CODE
 from tests.support.preloading import PRELOADED, preloading
@@ -30,19 +29,14 @@ from tests.support.images import PICTURE, TEXT, save_llava
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
-PROMPT = {"inputs": "red cat:", "parameters": {"max_new_tokens": 4}}
 PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
-ANSWERS = [
-    {"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)
-]
 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables of scripts that run in forks."""
     modules = ("torch.distributed.fsdp", "sentence_transformers.sparse_encoder.losses", "transformers.trainer",
-               "trl.trainer.dpo_trainer", "trl.trainer.grpo_trainer", "trl.trainer.kto_trainer",
-               "trl.trainer.reward_trainer", "trl.trainer.sft_trainer")  # fmt: skip
+               "trl.trainer.sft_trainer")  # fmt: skip
     with preloading(
         tmp_path_factory.mktemp("libraries"), imports=modules, CUDA_VISIBLE_DEVICES=""
     ) as variables:
@@ -54,17 +48,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     ("file", "rows", "arguments", "body", "words"),
     [
         pytest.param(file, *case, id=case[1].get("kind", file), marks=[pytest.mark.long] * is_long)
-        # The script of `sparse` trains `multi_vector`, too; distillation is an online trainer, as grpo.
+        # The script of `sparse` trains `multi_vector`, too.
         for is_long, file, *case in [
-            (0, "post_training/grpo", [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)],
-             {"num_generations": 4, "batch_size": 8, "max_completion_length": 64}, PROMPT, "'generated_text'"),
-            (0, "post_training/kto",
-             [{"prompt": "red cat:", "completion": "cat" * (1 + n % 2), "label": n % 2 == 0} for n in range(8)],
-             {"max_length": 64}, PROMPT, "'generated_text'"),
-            (0, "post_training/dpo", ANSWERS, {"max_length": 64, "lora_r": 4}, PROMPT, "'generated_text'"),
-            (0, "post_training/reward_model", ANSWERS, {"max_length": 64}, {"inputs": "red cat:cat"}, "'score'"),
-            (1, "post_training/distillation", [{"prompt": f"red cat {number}:"} for number in range(8)],
-             {"max_completion_length": 16}, PROMPT, "'generated_text'"),
             (0, "post_training/sft_images",
              [{"images": [f"{number}.png"], "messages": [
                  {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "who was"}]},
@@ -100,24 +85,16 @@ def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(
     )
     if file.startswith("retrieval"):
         serving_kit.save("BertForMaskedLM", tmp_path / "start")
-    elif "images" in file:
+    else:
         torch.manual_seed(5)
         save_llava(tmp_path / "start")
         for row in rows:
             PICTURE.save(tmp_path / "input/data/train" / row["images"][0])
-    else:
-        make_model("llama", tmp_path / "start")
-        make_model("gpt2", tmp_path / "teacher")
-        tokenizer = make_tokenizer()
-        tokenizer.pad_token = tokenizer.eos_token
-        tokenizer.save_pretrained(tmp_path / "start")
     chosen: dict[str, Any] = {
         "sagemaker_program": program.name, "sagemaker_torch_distributed_enabled": "true",
         "model_name_or_path": str(tmp_path / "start"), "learning_rate": 0.01, "batch_size": 2,
         "save_steps": 1, **arguments,
     }  # fmt: skip
-    if "distillation" in file:
-        chosen["teacher_name_or_path"] = str(tmp_path / "teacher")
 
     def weights_of(name: str) -> dict[str, torch.Tensor]:
         loaded = load_file(tmp_path / name / "model.safetensors")
@@ -145,7 +122,7 @@ def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(
         (answer,) = reply.json()
         assert words in str(answer)
 
-    if "kto" not in file:
+    if "images" not in file:
         return
     shutil.rmtree(tmp_path / "checkpoints")
     tree.configure({**chosen, "max_steps": 1_000_000, "save_steps": 1_000_000})

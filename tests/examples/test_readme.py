@@ -182,8 +182,8 @@ def test_the_readme_names_every_task_and_its_commands_are_words_of_a_shell(
     monkeypatch.syspath_prepend(str(ROOT / "code"))
     from recipe.task_table import TASKS
 
-    rows = re.findall(r"^\| .*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert not [task for task in TASKS if not re.search(rf"[`=]{task}`", "\n".join(rows))]
+    page = (ROOT / "README.md").read_text()
+    assert not [task for task in TASKS if not re.search(rf"[`=]{task}`", page)]
     for command in re.findall(r"`((?:python|make|amphora|docker) [^`]+)`", README):
         assert shlex.split(command)
 

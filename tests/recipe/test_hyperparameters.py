@@ -123,8 +123,9 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
             ["--hub_model_id", "a/b", "--push_to_hub", "True", "--hub_revision", "v2"],
             ["hub_revision", "'v2'"],
         ),
-        (["--task", "dpo"], ["task has value 'dpo'", "examples/post_training/dpo.py"]),
-        (["--beta", "0.2"], ["beta", "examples/post_training/dpo.py"]),
+        (["--task", "preference"], ["task has value 'preference'", "task=dpo", "task=reward"]),
+        (["--task", "causal-lm", "--beta", "0.2"], ["beta", "task=dpo", "task=grpo"]),
+        (["--chosen_column", "good"], ["columns=chosen:"]),
         # Values that would train something else.
         (["--lr", "5e5"], ["at most 1"]),
         (

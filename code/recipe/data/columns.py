@@ -51,8 +51,8 @@ _SHARED = ("text_column", _PAIRED, "label_column")
 """Hyperparameters that name columns of several tasks."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 KTO = (
-    "If the label marks good and bad completions (KTO), train by examples/post_training/kto.py, or "
-    "keep only the good rows, without the column."
+    "If the label marks good and bad completions, give task=kto, or keep only the good rows, "
+    "without the column."
 )
 """The remedy for prompts and completions with a label."""
 TURNS = (
@@ -181,7 +181,8 @@ def select_columns(
             _check_unread(part, spec, repeated, same, settings, is_first=False)
         return same
     check_named(part, settings)
-    _check_preferences(part, settings)
+    if "chosen" not in {column.role for form in spec.forms for column in form.columns}:
+        _check_preferences(part, settings)
     matches = _matching_forms(part, spec, settings, is_detection)
     complete = [match for match in matches if not match.missing]
     error: ColumnsError | None = None
@@ -263,8 +264,8 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
     ]
     if len(pair) == 2 and not settings.named_columns:
         raise DataError(
-            f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which no "
-            "task of the recipe reads.",
+            f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which "
+            "several tasks read.",
             f"{PREFERENCES} To learn from other columns, name these in hyperparameters.",
         )
 

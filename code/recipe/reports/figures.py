@@ -51,7 +51,7 @@ def _axes(width: float = 5.8, height: float = 3.4) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _curves(history: Sequence[Mapping[str, Any]], names: Mapping[str, str], ylabel: str) -> Any:
+def curves(history: Sequence[Mapping[str, Any]], names: Mapping[str, str], ylabel: str) -> Any:
     """Plot values of the Trainer's log by step; `names` are their labels by key."""
     figure, axes = _axes()
     for name, label in names.items():
@@ -77,7 +77,7 @@ def _curves(history: Sequence[Mapping[str, Any]], names: Mapping[str, str], ylab
 def loss(history: Sequence[Mapping[str, Any]]) -> Any:
     """Plot training and evaluation loss by step."""
     labels = {"loss": "training loss", "eval_loss": "evaluation loss"}
-    return _curves(history, labels, "loss")
+    return curves(history, labels, "loss")
 
 
 def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
@@ -90,7 +90,7 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
         for name in names
         if name.startswith("eval_") and name not in excluded
     }
-    return _curves(history, labels, "score")
+    return curves(history, labels, "score")
 
 
 def scatter(true: Array, predicted: Array) -> Any:

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
+    TrainingArguments,
 )
 
 from recipe.batching import flat, groups, packing
@@ -66,6 +67,16 @@ class Finding:
         return f"{self.detail} ({self.reason})" if self.reason else self.detail
 
 
+@dataclass(frozen=True, kw_only=True)
+class LibraryTraining:
+    """A library's trainer, which computes its own batches and losses."""
+
+    kind: type[Trainer]
+    arguments: TrainingArguments
+    options: Mapping[str, Any]
+    """Further arguments of its constructor; `eval_dataset` maps names of splits to data sets."""
+
+
 class Objective(ABC):
     """The part of a task that the engine uses: the layout, losses and scores of batches."""
 
@@ -110,6 +121,12 @@ class Objective(ABC):
     @abstractmethod
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of a whole evaluation, as the Trainer's compute_metrics."""
+
+    def library_trainer(
+        self, model: Any, tokenizer: Tokenizer, arguments: TrainingArguments, max_length: int
+    ) -> LibraryTraining | None:
+        """Return the trainer of a library that replaces the engine; None without one."""
+        return None
 
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return scores of generated text, computed by all processes together."""

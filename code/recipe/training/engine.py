@@ -24,29 +24,30 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from recipe.batching import batches, packing
+from recipe.batching import batches
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.console import Progress
 from recipe.errors import DivergedError, HyperparameterError, join_names
-from recipe.plan import batch_layout, trainer_arguments
+from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
-from recipe.storage import checkpoints
-from recipe.tasks.base import Objective
+from recipe.tasks.base import LibraryTraining, Objective
+from recipe.training import job_identity
 from recipe.training.preparation import PreparedTraining
-from recipe.training.resuming import Resumable, hash_weights
+from recipe.training.resuming import Resumable
 
 _WATCHED = 16
-_SAME = (
-    *("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps"),
-    *("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed"),
-)
-"""Arguments of the Trainer that every checkpoint records."""
 
 
-def build(prepared: PreparedTraining, class_weight: str | None = None, **others: Any) -> Engine:
-    """Build the engine of a prepared training or evaluation; `others` are the engine's."""
+def build(prepared: PreparedTraining, class_weight: str | None = None, **others: Any) -> Any:
+    """Build the engine of a prepared training or evaluation, or the trainer of a library that its
+    task brings; `others` are the engine's."""
     loaded, samples, objective = prepared.loaded, prepared.samples, prepared.loaded.objective
+    brought = objective.library_trainer(
+        loaded.model, loaded.tokenizer, loaded.arguments, loaded.max_length
+    )
+    if brought is not None:
+        return build_by_library(prepared, brought, **others)
     return Engine(
         model=loaded.model,
         args=loaded.arguments,
@@ -85,29 +86,16 @@ class Engine(Resumable):
         locate: Callable[[int], str] = "the training sample {} (from 0)".format,
         **others: Any,
     ) -> None:
-        training, cut, layout = decided.training, decided.cut, decided.train_layout
+        training = decided.training
         super().__init__(args=args, train_dataset=training.samples, **others)
         # If channels are sharded, or samples of a batch are negatives of each other, the split of a
         # step affects the result.
         is_fixed = training.samples.shards is not None or objective.couples_samples
         model: Any = self.model
-        self.job = {
-            **(decisive or {}),
-            **({"steps cut into": batch_layout.shown(cut.as_job())} if is_fixed else {}),
-            checkpoints.SAMPLES: cut.samples,
-            checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
-            "data": training.samples.fingerprint(),
-            "model": hash_weights(model),
-            "batches": "packed" if layout.balanced else "padded",
-            "version of the plan of batches": packing.VERSION,
-            "version of checkpoints": checkpoints.VERSION,
-            "optim": str(args.optim),
-            "lr_scheduler_type": str(args.lr_scheduler_type),
-            **{name: getattr(args, name) for name in _SAME},
-        }
+        self.job = job_identity.record(model, args, decided, decisive, is_fixed)
         # Otherwise the Trainer counts labels over all processes in every step.
         self.model_accepts_loss_kwargs = False
-        self._training, self._train_layout = training, layout
+        self._training, self._train_layout = training, decided.train_layout
         self._eval_layout, self._objective = decided.eval_layout, objective
         self._locate = locate
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
@@ -309,3 +297,108 @@ class Engine(Resumable):
         return EvalLoopOutput(
             predictions=logits, label_ids=labels, metrics=metrics, num_samples=len(logits)
         )
+
+
+_EVALUATION, _TEST = "evaluation", "test"
+
+
+def build_by_library(
+    prepared: PreparedTraining, training: LibraryTraining, **others: Any
+) -> LibraryTrainer:
+    """Build the trainer of a prepared training. Raise HyperparameterError if the library refuses
+    the arguments."""
+    name = training.kind.__name__
+    kind = type(name, (LibraryTrainer, training.kind, _Logged), {})
+    others.pop("locate", None)  # a sample's number is not known to the library
+    try:
+        made: LibraryTrainer = kind(
+            args=training.arguments, decided=prepared.batches, **training.options, **others
+        )
+    except _REFUSALS as error:
+        raise _refusal(name, error) from error
+    return made
+
+
+_REFUSALS = (NotImplementedError, ValueError)
+
+
+def _refusal(name: str, error: Exception) -> HyperparameterError:
+    return HyperparameterError(
+        f"The hyperparameters and data do not fit together, {name} says: {error}"
+    )
+
+
+class LibraryTrainer(Resumable):
+    """Comes before a library's subclass of Trainer in the order of inheritance.
+
+    Args:
+        decided: The samples, of which lengths and digests are used.
+        decisive: Further values that must equal those of a checkpoint (`job_identity`).
+    """
+
+    metric_prefix = "eval"
+    logged: Mapping[str, float] = {}
+    """The metrics of the last evaluation."""
+
+    def __init__(
+        self, *, args: Any, decided: BatchPlan, decisive: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:  # fmt: skip
+        self._decided = decided
+        super().__init__(args=args, **others)
+        self.job = job_identity.record(self.model, args, decided, decisive, True)
+
+    def _send_telemetry(self) -> None:
+        """Send nothing: TRL reports model and hardware to the hub."""
+
+    def evaluate(
+        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **options: Any
+    ) -> dict[str, float]:
+        """Evaluate a split; return all metrics that are logged."""
+        self.metric_prefix = metric_key_prefix
+        name = _EVALUATION if eval_dataset is None else _TEST
+        super().evaluate(name, *args, metric_key_prefix=metric_key_prefix, **options)
+        self.metric_prefix = "eval"
+        return dict(self.logged)
+
+    def compute_loss(self, *args: Any, **options: Any) -> Any:
+        """Compute the library's loss; what it refuses at the first step is the user's mistake."""
+        try:
+            return super().compute_loss(*args, **options)
+        except _REFUSALS as error:
+            if self.state.global_step:
+                raise
+            raise _refusal(type(self).__name__, error) from error
+
+    def training_lengths(self) -> Any:
+        """Return the tokens of each training row, with its longer answer."""
+        return self._decided.training.samples.text_lengths
+
+    def steps_of_epoch(self) -> int:
+        """Return the optimizer steps of an epoch."""
+        return self._decided.training.steps()
+
+    def tokens_computed(self) -> int:
+        """Return about how many tokens an epoch computes, padding included."""
+        training, layout = self._decided.training, self._decided.train_layout
+        return sum(
+            layout.computed_tokens(training.samples, rows)
+            for rows in training.rows(1, False)
+            if len(rows)
+        )
+
+
+class _Logged(Trainer):
+    """Comes after the library's class: names the metrics of test data, and keeps them."""
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Log. TRL's own metrics begin with eval_ whatever the split is."""
+        owner: Any = self
+        if any(name.startswith(f"{owner.metric_prefix}_") for name in logs):
+            logs = {
+                f"{owner.metric_prefix}_{name.removeprefix('eval_')}"
+                if name.startswith("eval_") else name: value
+                for name, value in logs.items()
+            }  # fmt: skip
+            owner.logged = {k: v for k, v in logs.items() if isinstance(v, (int, float))}
+        super().log(logs, *args, **options)

@@ -15,9 +15,14 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from recipe.batching import packing
 from recipe.hyperparameters import FIELDS, defaults_of
 from recipe.option_fields import Effect
+from recipe.plan import batch_layout
+from recipe.plan.batch_layout import BatchPlan
 from recipe.settings import DataSettings, JobSettings
+from recipe.storage import checkpoints
+from recipe.training.resuming import hash_weights
 
 _OF_DATA = {item.name for item in dataclasses.fields(DataSettings)}
 _OF_JOB = {item.name for item in dataclasses.fields(JobSettings)}
@@ -39,6 +44,12 @@ _LISTED = """
 """
 WITHOUT_EFFECT = tuple(_LISTED.split())
 """Names and patterns of the Trainer's values that do not change the final weights."""
+
+_SAME = (
+    *("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps"),
+    *("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed"),
+)
+"""Arguments of the Trainer that every checkpoint records."""
 
 
 def decisive(given: Mapping[str, Any], args: TrainingArguments) -> dict[str, Any]:
@@ -81,3 +92,34 @@ def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.value
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def record(
+    model: Any,
+    args: TrainingArguments,
+    decided: BatchPlan,
+    decisive: Mapping[str, Any] | None,
+    is_fixed: bool,
+) -> dict[str, Any]:
+    """Return what a checkpoint keeps of its job, to compare it on a resume.
+
+    Args:
+        model: With its initial weights.
+        decisive: What `decisive` returned, and more.
+        is_fixed: Whether the split of a step affects the result.
+    """
+    training, cut, layout = decided.training, decided.cut, decided.train_layout
+    return {
+        **(decisive or {}),
+        **({"steps cut into": batch_layout.shown(cut.as_job())} if is_fixed else {}),
+        checkpoints.SAMPLES: cut.samples,
+        checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
+        "data": training.samples.fingerprint(),
+        "model": hash_weights(model),
+        "batches": "packed" if layout.balanced else "padded",
+        "version of the plan of batches": packing.VERSION,
+        "version of checkpoints": checkpoints.VERSION,
+        "optim": str(args.optim),
+        "lr_scheduler_type": str(args.lr_scheduler_type),
+        **{name: getattr(args, name) for name in _SAME},
+    }

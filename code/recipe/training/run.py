@@ -94,7 +94,7 @@ def _build_engine(
         patience, threshold = given.early_stopping_patience, given.early_stopping_threshold
         callbacks.insert(0, EarlyStoppingCallback(patience, threshold))
     locate = functools.partial(task.data.where, "train")
-    return engine.build(
+    built: Engine = engine.build(
         prepared,
         given.class_weight,
         decisive=decisive,
@@ -104,6 +104,7 @@ def _build_engine(
         leave_model=writer.write_partial,
         **({"locate": locate} if task.samples_are_rows else {}),
     )
+    return built
 
 
 def _train_and_evaluate(

@@ -101,7 +101,7 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     # What must change.
     ("encoder", "user_id:id, product_id:id, rating:stars", "! join the texts of queries and documents by them"),
     ("encoder", "age:stars, income:id, churn:flag", "! It has no column of texts"),
-    ("decoder", "prompt:text, completion:text, label:flag", "! examples/post_training/kto.py"),
+    ("decoder", "prompt:text, completion:text, label:flag", "? kto prompt=prompt completion=completion label=label"),
     ("encoder", "Sentence #:id, Word:letter, Tag:letter", "! has a word in each row"),
     ("encoder", "query:text, negative:text", "! Name the columns by task"),
 ])  # fmt: skip
@@ -129,7 +129,7 @@ def test_columns_are_found_or_proposed(
 @pytest.mark.parametrize(("model", "columns", "argv", "expected"), [
     ("encoder", "q:text, passage:text, score:score", "task=sentence-embedding text_column=q text_pair_column=passage",
      "sentence-embedding query=q text=passage score=score"),
-    ("decoder", "p:text, completion:text, label:flag", "prompt_column=p completion_column=completion", "! examples/post_training/kto.py"),
+    ("decoder", "p:text, completion:text, label:flag", "prompt_column=p completion_column=completion", "! task=kto"),
     ("t5", "en:text, fr:text", "source_lang=en target_lang=fr", "translation source=en target=fr"),
     ("encoder", "frage:text, z:title, a:title, loesung:letter", "task=multiple-choice text_column=frage label_column=loesung columns=endings:z,endings:a",
      "multiple-choice question=frage endings=z+a answer=loesung"),

@@ -1,0 +1,154 @@
+"""Read preference pairs, judged completions and prompts into TRL's dataset formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import held_out, values
+from recipe.data.column_names import ADDRESS, COMPLETION, LABEL, PROMPT
+from recipe.data.conversations import read_conversation
+from recipe.data.files.part import Part, is_list
+from recipe.data.held_out import DataSets
+from recipe.data.reading import FALSE, TRUE, ReadFile, read_columns
+from recipe.errors import DataError
+from recipe.settings import DataSettings
+from recipe.spec import COMPLETION_NAMES, TaskSpec, normalize_name
+
+ANSWER, CHOSEN, REJECTED, MARGIN = "answer", "chosen", "rejected", "margin"
+_ROLES = {PROMPT: "user", CHOSEN: "assistant", REJECTED: "assistant", COMPLETION: "assistant"}
+"""The columns of texts or messages, and whose message a text among messages is."""
+_ANSWERS = frozenset(map(normalize_name, (*COMPLETION_NAMES, "ground_truth", LABEL)))
+_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences(DataSets):
+    """Data sets whose columns prompt, chosen, rejected and completion hold texts, or lists of
+    messages, and label a bool."""
+
+
+def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -> Preferences:
+    """Read and split the rows of a job's channels.
+
+    Raises:
+        DataError: names the files and lines of rows without a pair, with two equal answers, or
+            that cannot be read, and the remedy.
+    """
+    notes: list[str] = []
+    reading = read_columns(channels, spec, settings, notes)
+    are_chats = any(_holds_messages(read) for read in reading.files)
+    keeps_all = spec.name == "grpo"  # a reward function may take any column
+    tables = reading.converted(lambda read: _table(read, are_chats, keeps_all, settings))
+    uses, lines = held_out.build(
+        reading, tables, settings, "rows", lambda table: f"{table.num_rows} rows"
+    )
+    kind = "conversations, by the chat template" if are_chats else "plain texts, as they are"
+    return Preferences(**uses, notes=[*notes, *lines, f"format: {kind}"])
+
+
+def _holds_messages(read: ReadFile) -> bool:
+    """Return whether a column has lists of messages, or their JSON."""
+    for role in _ROLES.keys() & read.columns.columns.keys():
+        cells = read.part.table[read.columns[role]]
+        first = next((value for value in cells.slice(0, 100).to_pylist() if value), None)
+        written = values.container(first) if isinstance(first, str) else first
+        if is_list(cells.type) or (isinstance(written, list) and isinstance(written[0], dict)):
+            return True
+    return False
+
+
+def _table(read: ReadFile, are_chats: bool, keeps_all: bool, settings: DataSettings) -> pa.Table:
+    """Return the rows of a file, checked."""
+    part, columns = read.part, {role: names[0] for role, names in read.columns.columns.items()}
+    rows: list[dict[str, Any]] = []
+    faults: dict[str, list[str]] = {}
+    for first, batch in part.batches([*dict.fromkeys(columns.values())]):
+        for number, cells in enumerate(batch.to_pylist(), first):
+            given = {role: cells[name] for role, name in columns.items()}
+            row, fault = _row(part, number, given, columns, are_chats)
+            rows.append(row)
+            if fault:
+                faults.setdefault(fault, []).append(part.where(number))
+    if faults:
+        listed = "; ".join(
+            f"{len(where)} rows {fault}, such as {', '.join(where[:_SHOWN])}"
+            for fault, where in faults.items()
+        )
+        raise DataError(f"{part.path}: {listed}.", "Correct these rows, or remove them.")
+    table = pa.Table.from_pylist(rows)
+    if keeps_all:
+        taken = {*columns.values(), *settings.ignored_columns, *table.column_names}
+        for name in (name for name in part.table.column_names if name not in taken):
+            is_answer = ANSWER not in table.column_names and normalize_name(name) in _ANSWERS
+            table = table.append_column(ANSWER if is_answer else name, part.table[name])
+    return table.append_column(ADDRESS, part.addresses())
+
+
+def _row(
+    part: Part, number: int, given: dict[str, Any], columns: Mapping[str, str], are_chats: bool
+) -> tuple[dict[str, Any], str]:
+    """Return a row in TRL's format, and what is wrong with it; empty if nothing is."""
+    row: dict[str, Any] = {}
+    for role, cell in given.items():
+        if role not in _ROLES:
+            row[role] = cell
+            continue
+        is_empty = not (cell.strip() if isinstance(cell, str) else cell)
+        if is_empty:
+            return dict.fromkeys(given), f"have no {role}"
+        if are_chats:
+            row[role] = _messages(part, number, cell, _ROLES[role], columns[role])
+        elif not isinstance(cell, str):
+            return dict.fromkeys(given), f"have no text as {role}"
+        else:
+            row[role] = cell
+    if LABEL in row:
+        word = str(row[LABEL]).strip().lower()
+        if word not in TRUE | FALSE:
+            return row, f"have no label of true and false, but {word[:20]!r}"
+        row[LABEL] = word in TRUE
+    if CHOSEN in row and row[CHOSEN] == row[REJECTED]:
+        return row, "have equal chosen and rejected answers"
+    if are_chats and CHOSEN in row:
+        row |= _answers(row)
+    return row, ""
+
+
+def _messages(part: Part, number: int, cell: Any, role: str, column: str) -> list[dict[str, str]]:
+    """Return the messages of a cell, of which a text is one."""
+    is_text = isinstance(cell, str) and not isinstance(values.container(cell), list)
+    listed = [{"role": role, "content": cell}] if is_text else cell
+    listed = [listed] if isinstance(listed, dict) else listed
+    messages = json.loads(read_conversation(part, number, listed, column))
+    for message in messages:
+        if others := sorted(message.keys() - {"role", "content"}):
+            raise DataError(
+                f"{part.where(number)} has a message with {', '.join(others)} in column "
+                f"{column!r}, and post-training reads texts only.",
+                "Remove these keys or rows; task=causal-lm learns calls of tools.",
+            )
+    return list(messages)
+
+
+def _answers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return prompt and answers of a pair. If the answers are whole conversations, which begin
+    with the prompt, their common beginning is the prompt."""
+    chosen, rejected = row[CHOSEN], row[REJECTED]
+    if chosen[0]["role"] == "assistant" and PROMPT in row:
+        return {}
+    last = min(len(chosen), len(rejected)) - 1
+    count = next((n for n in range(last) if chosen[n] != rejected[n]), last)
+    return {PROMPT: chosen[:count], CHOSEN: chosen[count:], REJECTED: rejected[count:]}
+
+
+def texts_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a row that a model reads."""
+    for role in (role for role in _ROLES if role in row):
+        cell = row[role]
+        yield cell if isinstance(cell, str) else "\n".join(one["content"] for one in cell)

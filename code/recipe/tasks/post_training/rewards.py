@@ -1,0 +1,154 @@
+"""The rewards of task=grpo: by name, or functions of the user's rewards.py."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipe.errors import DataError, HyperparameterError, did_you_mean
+from recipe.tasks.post_training.data import ANSWER
+
+FILE = "rewards.py"
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+_MARKED = re.compile(r"\\boxed\{([^{}]*)\}|####\s*(.+)|<answer>(.*?)</answer>", re.DOTALL)
+_CACHE = 0.2
+"""The last share of max_completion_length in which `length` falls to -1."""
+
+
+class CheckedReward:
+    """A reward function whose results are checked.
+
+    Args:
+        name: By which TRL logs it.
+        where: Returns the file and line of a prompt.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], where: Callable[[Any], str]):
+        self.__name__, self.function, self.where = name, function, where
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Any:
+        """Return a number for each completion. Raise DataError if the function raises or returns
+        something else."""
+        name, first = self.__name__, self.where(prompts[0])
+        try:
+            rewards = self.function(prompts=prompts, completions=completions, **given)
+        except Exception as error:
+            raise DataError(
+                f"The reward {name} raised {type(error).__name__}: {error}, for {len(prompts)} "
+                f"completions, the first of {first}.",
+                f"Correct the function in {FILE}; it gets prompts, completions and the columns of "
+                "the data as lists of the same length.",
+            ) from error
+        if not isinstance(rewards, (list, tuple)) or len(rewards) != len(completions):
+            count = f"{len(rewards)} values" if isinstance(rewards, (list, tuple)) else ""
+            raise DataError(
+                f"The reward {name} returned {count or type(rewards).__name__} for "
+                f"{len(completions)} completions, the first of {first}.",
+                "Return a list with a number for each.",
+            )
+        for prompt, reward in zip(prompts, rewards, strict=True):
+            is_number = isinstance(reward, (int, float)) and math.isfinite(reward)
+            if not is_number and reward is not None:
+                raise DataError(
+                    f"The reward {name} is {reward!r} for a completion of {self.where(prompt)}.",
+                    "Return a finite number, or None where the reward does not apply.",
+                )
+        return list(rewards)
+
+
+def text_of(completion: Any) -> str:
+    """Return the text of a completion, which may be a list of messages."""
+    return completion if isinstance(completion, str) else "".join(m["content"] for m in completion)
+
+
+def exact_answer(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """Return 1 if a completion is the answer, or ends with it: after a mark (`\\boxed{}`, `####`,
+    `<answer>`), or as its last number; else 0."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(_is_answer(text_of(completion), str(wanted))) for completion, wanted in pairs]
+
+
+def _is_answer(text: str, wanted: str) -> bool:
+    def last(text: str) -> str:
+        marked = [next(filter(None, groups), "") for groups in _MARKED.findall(text)]
+        return (marked[-1] if marked else text).strip()
+
+    written, right = last(text), last(wanted)
+    numbers = _NUMBER.findall(written)
+    if _NUMBER.fullmatch(right) and numbers:
+        return float(numbers[-1].replace(",", "")) == float(right.replace(",", ""))
+    return written.casefold() == right.casefold()
+
+
+def find(names: Sequence[str], folders: Sequence[Path], length: int) -> dict[str, Any]:
+    """Return reward functions by their names.
+
+    Args:
+        folders: Those that may have the user's rewards.py.
+        length: The most tokens of a completion.
+
+    Raises:
+        HyperparameterError: A name is unknown, or rewards.py cannot be imported.
+    """
+    rewards: Any = importlib.import_module("trl.rewards")  # takes a second
+
+    def has_format(completions: Sequence[Any], **_: Any) -> Any:
+        messages = [[{"content": text_of(completion)}] for completion in completions]
+        return rewards.think_format_reward(messages)
+
+    known: dict[str, Any] = {
+        "exact_answer": exact_answer,
+        "format": has_format,
+        "length": rewards.get_soft_overlong_punishment(length, max(1, int(_CACHE * length))),
+    }
+    file = next((path for folder in folders if (path := folder / FILE).is_file()), None)
+    if file is not None:
+        known |= _functions(file)
+    for name in names:
+        if name not in known:
+            where = f"{file} has no function of this name" if file else f"there is no {FILE}"
+            raise HyperparameterError(
+                f"Hyperparameter reward_funcs has value {','.join(names)!r}, but {name} is not "
+                f"known, and {where}.",
+                did_you_mean(name, known)
+                or f"Give some of {', '.join(known)}; or put {FILE} into a channel called code.",
+            )
+    return {name: known[name] for name in names}
+
+
+def _functions(file: Path) -> Mapping[str, Any]:
+    """Return the functions of a file."""
+    spec = importlib.util.spec_from_file_location("rewards", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise HyperparameterError(
+            f"{file} cannot be imported: {type(error).__name__}: {error}.", "Correct it."
+        ) from error
+    return {name: value for name, value in vars(module).items() if callable(value)}
+
+
+def try_out(functions: Sequence[CheckedReward], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Call the functions for an empty completion of each row, and for its answer if it has one, so
+    that their mistakes show before training."""
+    for text in ("", None):
+        if text is None and any(ANSWER not in row for row in rows):
+            return
+        texts = [str(row[ANSWER]) if text is None else text for row in rows]
+        is_chat = isinstance(rows[0]["prompt"], list)
+        completions = [[{"role": "assistant", "content": t}] for t in texts] if is_chat else texts
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        for function in functions:
+            function(
+                [row["prompt"] for row in rows],
+                completions,
+                completion_ids=[[1] * len(t) for t in texts],
+                **columns,
+            )

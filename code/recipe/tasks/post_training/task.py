@@ -1,0 +1,443 @@
+"""Post-training by TRL's trainers, which get the recipe's model, data and arguments."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from recipe.batching.batches import Batch, Layout, Samples
+from recipe.batching.packing import Rows
+from recipe.data.column_names import COMPLETION, PROMPT
+from recipe.errors import HyperparameterError, ModelError, did_you_mean
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import pretrained
+from recipe.models.sources.origin import Origin
+from recipe.reports import figures
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.settings import split_values
+from recipe.task_table import TASKS
+from recipe.tasks.base import (
+    Batches,
+    LibraryTraining,
+    Model,
+    Objective,
+    Task,
+    Tokenizer,
+    named_splits,
+)
+from recipe.tasks.post_training import data, rewards
+from recipe.tasks.post_training.data import ANSWER, CHOSEN, REJECTED
+
+_LEAST_TRL = (1, 16)
+_LONGEST, _GENERATED = 1024, 256
+_TEACHER = "teacher"
+_REFERENCE = "ref"
+"""TRL's name of the adapter that is its reference."""
+_OWN_DEFAULTS = ("remove_unused_columns", "train_sampling_strategy")
+"""Arguments of the Trainer of which TRL's trainers need their own values."""
+_NOT_RESUMED = ("sync_ref_model", "use_adaptive_entropy")
+_FROM_TASK = (
+    "beta", "loss_type", "temperature", "max_completion_length", "desirable_weight",
+    "undesirable_weight", "center_rewards_coefficient", "num_generations",
+)  # fmt: skip
+"""Hyperparameters that are TRL's arguments of the same names."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What differs between the tasks."""
+
+    module: str
+    trainer: str
+    """The beginning of the names of TRL's trainer and of its arguments."""
+    about: About
+    curves: Sequence[str]
+    """What the report shows by step."""
+    has_reference: bool = False
+    generates: bool = False
+
+
+_PAIRS = ("rewards/margins", "rewards/accuracies", "loss")
+_REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
+_IMPLICIT = (
+    "Rewards are how much more probable answers are than at the start, times beta; the margin is "
+    "that of the chosen one less that of the rejected one, the accuracy how often it is positive."
+)
+
+
+def _text_generation(title: str, purpose: str, metrics: str, headline: Sequence[str]) -> About:
+    return About(title=title, pipeline="text-generation", purpose=purpose, metrics=metrics,
+                 headline=headline)  # fmt: skip
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "dpo": _Kind(
+        "trl", "DPO",
+        _text_generation("Preference-tuned model (DPO)", "prefer the chosen answers of its pairs",
+                         _IMPLICIT, _PAIRS),
+        _REWARDS, has_reference=True,
+    ),
+    "kto": _Kind(
+        "trl", "KTO",
+        _text_generation("Preference-tuned model (KTO)", "prefer completions that are judged good",
+                         _IMPLICIT, ("rewards/margins", "loss")),
+        _REWARDS[:3], has_reference=True,
+    ),
+    "orpo": _Kind(
+        "trl.experimental.orpo", "ORPO",
+        _text_generation("Preference-tuned model (ORPO)", "prefer the chosen answers of its pairs",
+                         "Rewards are mean logarithms of probabilities, times beta.", _PAIRS),
+        _REWARDS,
+    ),
+    "reward": _Kind(
+        "trl", "Reward",
+        About(title="Reward model", pipeline="text-classification",
+              purpose="score answers as its pairs do",
+              metrics="The accuracy is how often the chosen answer has the higher score, the "
+              "margin how much higher it is.", headline=("accuracy", "margin", "loss")),
+        ("accuracy", "margin", "mean_reward"),
+    ),
+    "grpo": _Kind(
+        "trl", "GRPO",
+        _text_generation("Policy (GRPO)", "write completions of high rewards",
+                         "The reward is the mean of sampled completions, the loss is near 0.",
+                         ("reward", "loss")),
+        ("reward", "reward_std", "kl"), generates=True,
+    ),
+    "distillation": _Kind(
+        "trl", "Distillation",
+        _text_generation("Distilled model", "write as its teacher does",
+                         "The loss is the divergence from the teacher, on the model's own "
+                         "completions.", ("loss",)),
+        (), generates=True,
+    ),
+}  # fmt: skip
+
+
+class _DynamicPadding(Layout):
+    """TRL's batches: padded to their longest row."""
+
+    balanced = False
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """Raise NotImplementedError: TRL's collator makes the tensors."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Return the shapes, for the log."""
+        return "padded by TRL to the longest of a batch"
+
+    def computed_tokens(self, samples: Samples, rows: Rows) -> int:
+        """Return the tokens of the longest answers, padding included."""
+        return len(rows) * int(samples.lengths[rows].max(initial=1))
+
+
+class _ByTrl(Objective):
+    """The objective of a task, which TRL's trainer computes."""
+
+    couples_samples = True
+
+    def __init__(self, task: PostTraining) -> None:
+        self._task = task
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        return _DynamicPadding()
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        raise NotImplementedError
+
+    def score(self, prediction: EvalPrediction) -> dict[str, float]:
+        raise NotImplementedError
+
+    def library_trainer(
+        self, model: Any, tokenizer: Tokenizer, arguments: TrainingArguments, max_length: int
+    ) -> LibraryTraining:
+        return self._task.trainer(model, tokenizer, arguments, max_length)
+
+
+class PostTraining(Task):
+    """Learns preferences, rewards, or a teacher."""
+
+    data: data.Preferences
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self.name = str(hyperparameters.task)
+        self.kind, self._channels = _KINDS[self.name], channels
+        self._teacher: Any = None
+        super().__init__(
+            {name: path for name, path in channels.items() if name != _TEACHER}, hyperparameters
+        )
+
+    def read(self, channels: Mapping[str, Path]) -> None:
+        settings = self.data_settings
+        _check_library(self.name)
+        if settings.passed.get("label_smoothing_factor"):
+            raise HyperparameterError(
+                f"Hyperparameter label_smoothing_factor has no effect in task={self.name}.",
+                'TRL smooths preferences by trl_args={"label_smoothing": 0.1}.',
+            )
+        if self.model_settings.use_vllm and importlib.util.find_spec("vllm") is None:
+            raise HyperparameterError(
+                "Hyperparameter use_vllm has value True, but vllm is not installed.",
+                "Leave it out: transformers generates; or list vllm in requirements.txt.",
+            )
+        names = [*_KINDS[self.name].curves, *self.kind.about.headline]
+        self.check_best([name for name in names if name != "loss"])
+        self.objective = _ByTrl(self)
+        self.data = data.load(channels, settings, TASKS[self.name])
+        self._rewards = self._find_rewards() if self.name == "grpo" else []
+        self.data.notes.append(
+            f"trainer: TRL's {self.kind.trainer}Trainer {importlib.metadata.version('trl')}; a "
+            "stopped job resumes with weights, optimizer, random states and the order of rows"
+            + "; the last batch of an epoch is left out unless it is full"
+            * self.kind.generates
+        )
+
+    def _find_rewards(self) -> list[rewards.CheckedReward]:
+        """Return the reward functions, tried on the first rows."""
+        names = split_values(self.options.reward_funcs)
+        if not names:
+            raise HyperparameterError(
+                "task=grpo needs rewards, and reward_funcs is not given.",
+                "Give reward_funcs=exact_answer, which compares with the column answer, format, "
+                f"length, or the name of a function in {rewards.FILE} (docs/TRAINING.md).",
+            )
+        if "exact_answer" in names and ANSWER not in self.train.column_names:
+            raise HyperparameterError(
+                f"Hyperparameter reward_funcs has value {','.join(names)!r}, and the data has no "
+                "column answer.",
+                "Call the column of right answers answer.",
+            )
+        base = Path(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+        folders = [*filter(None, [self._channels.get("code")]), base / "code"]
+        length = self.model_settings.max_completion_length or _GENERATED
+        functions = rewards.find(names, folders, length)
+        made = [rewards.CheckedReward(name, functions[name], self._where) for name in names]
+        if self.data_settings.trains:
+            rewards.try_out(made, self.train.select(range(min(2, len(self.train)))).to_list())
+        return made
+
+    def _where(self, prompt: Any) -> str:
+        """Return the file and line of the row with a prompt."""
+        for use, split in named_splits(self.data).items():
+            for number, other in enumerate(split[PROMPT]):
+                if other == prompt:
+                    return self.data.where(use, number)
+        return repr(prompt)[:80]
+
+    def load(self, source: Origin) -> Model:
+        if self.name == "reward":
+            what = "a reward model"
+            return pretrained.load_head(
+                AutoModelForSequenceClassification, source, self.model_settings, what, ("reward",),
+                problem_type="regression",
+            )  # fmt: skip
+        model, tokenizer = pretrained.load_causal(source, self.model_settings)
+        if self.name == "distillation":
+            self._teacher = self._load_teacher(tokenizer)
+        return model, tokenizer
+
+    def _load_teacher(self, tokenizer: Tokenizer) -> Any:
+        name = self.options.teacher_model or _TEACHER
+        if name == _TEACHER and name not in self._channels:
+            raise HyperparameterError(
+                "task=distillation needs a teacher: teacher_model is not given, and there is no "
+                "channel called teacher.",
+                "Give a folder, a channel's name, or a name on the Hugging Face hub.",
+            )
+        origin = pretrained.find(name, self._channels)
+        plain = dataclasses.replace(self.model_settings, **_WITHOUT_CHANGES)
+        teacher, others, new = pretrained.read(AutoModelForCausalLM, origin, plain)
+        pretrained.check_head(origin, new, "a causal language model")
+        if (mine := tokenizer.get_vocab()) != (theirs := others.get_vocab()):
+            differing = len(mine.items() ^ theirs.items())
+            raise ModelError(
+                f"The teacher {origin.location} has another vocabulary: {len(theirs)} tokens "
+                f"instead of {len(mine)}, and {differing} differ.",
+                "Give a teacher of the same family, whose distributions can be compared.",
+            )
+        return teacher.requires_grad_(False)
+
+    def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
+        """Return at how many tokens prompt and answer together are cut."""
+        return pretrained.longest_input(model, tokenizer, self.data_settings.max_length, _LONGEST)
+
+    def tokenize_split(
+        self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
+    ) -> Samples:
+        """Return samples of the tokens of the longer answers, which are only counted: TRL's
+        trainer tokenizes the rows itself."""
+        rows = [max(_tokens(tokenizer, row), key=len)[:max_length] for row in split]
+        digests = [hashlib.sha256(repr(row).encode()).digest()[:8] for row in split]
+        labels = np.frombuffer(b"".join(digests), np.int64)
+        if self.name == "grpo" and name == "train":
+            count = self.options.num_generations or 8
+            rows, labels = [row for row in rows for _ in range(count)], np.repeat(labels, count)
+        starts = np.cumsum([0, *map(len, rows)])
+        return Samples(np.concatenate([np.array(row, np.int64) for row in rows]), starts, labels)
+
+    def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
+        return [max(map(len, _tokens(tokenizer, row))) for row in self.train.select(rows)]
+
+    def some_texts(self) -> list[str]:
+        return [text for row in self.train.select(range(min(32, len(self.train))))
+                for text in data.texts_of(row)]  # fmt: skip
+
+    def stop_tokens(
+        self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
+    ) -> set[int] | None:
+        """Return the end token, which TRL appends to texts; chat templates write it."""
+        end = tokenizer.eos_token_id
+        return None if self.name == "reward" or not isinstance(end, int) else {end}
+
+    def about(self) -> About:
+        return self.kind.about
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        history = trainer.state.log_history
+        names = [name for name in self.kind.curves if any(name in entry for entry in history)]
+        labels = {name: name.removeprefix("rewards/").replace("_", " ") for name in names}
+        draw = functools.partial(figures.curves, history, labels, "reward")
+        return [Section(title="Rewards", figure=draw)] if names else []
+
+    def save(
+        self, model: Any, weights: Mapping[str, Any] | None, tokenizer: Tokenizer, folder: Path
+    ) -> None:
+        if _REFERENCE in getattr(model, "peft_config", {}):
+            model.delete_adapter(_REFERENCE)
+        super().save(model, weights, tokenizer, folder)
+
+    def trainer(
+        self, model: Any, tokenizer: Tokenizer, args: TrainingArguments, max_length: int
+    ) -> LibraryTraining:
+        """Return TRL's trainer and what it is made of."""
+        if args.fsdp:
+            raise HyperparameterError(
+                f"Hyperparameter fsdp has value True, and task={self.name} keeps whole models on "
+                "each device.",
+                "Give lora_r, which trains with little memory, or load_in_4bit=True, too.",
+            )
+        os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+        library = importlib.import_module(self.kind.module)
+        config = self._config(getattr(library, f"{self.kind.trainer}Config"), args, max_length)
+        others: dict[str, Any] = {}
+        if self.kind.has_reference and not hasattr(model, "peft_config"):
+            others["ref_model"] = copy.deepcopy(model)
+        if self.name == "grpo":
+            others["reward_funcs"] = self._rewards
+        if self._teacher is not None:
+            others["teacher_model"] = self._teacher
+        splits = named_splits(self.data)
+        return LibraryTraining(
+            kind=getattr(library, f"{self.kind.trainer}Trainer"),
+            arguments=config,
+            options={
+                "model": model, "processing_class": tokenizer, "train_dataset": splits.pop("train"),
+                "eval_dataset": DatasetDict(splits), **others,
+            },
+        )  # fmt: skip
+
+    def _config(self, kind: Any, args: TrainingArguments, max_length: int) -> TrainingArguments:
+        """Return TRL's arguments: the Trainer's, the task's, and those of trl_args."""
+        usual = {item.name for item in dataclasses.fields(TrainingArguments)}
+        known = {item.name for item in dataclasses.fields(kind)} - usual
+        given = dict(self.model_settings.trl_args or {})
+        for name in given:
+            if name in known and name not in _NOT_RESUMED:
+                continue
+            why = (
+                "is not resumed from checkpoints" if name in _NOT_RESUMED
+                else "is a hyperparameter of its own" if name in usual
+                else f"TRL's {kind.__name__} does not have"
+            )  # fmt: skip
+            raise HyperparameterError(
+                f"Hyperparameter trl_args has {name}, which {why}.",
+                did_you_mean(name, known) or "Leave it out.",
+            )
+        values = {
+            item.name: getattr(args, item.name)
+            for item in dataclasses.fields(TrainingArguments)
+            if item.init and item.name not in _OWN_DEFAULTS
+        }
+        settings = {**vars(self.model_settings), **vars(self.options)}
+        values |= {
+            name: settings[name]
+            for name in _FROM_TASK
+            if settings.get(name) is not None and name in known
+        }
+        if self.name == "grpo" and (weights := split_values(self.options.reward_weights)):
+            values["reward_weights"] = [float(weight) for weight in weights]
+        values |= {"use_vllm": True} if self.model_settings.use_vllm else {}
+        values |= {"max_length": max_length} if "max_length" in known else {}
+        try:
+            made: TrainingArguments = kind(**{**values, **given})
+        except (TypeError, ValueError) as error:
+            raise HyperparameterError(f"TRL's {kind.__name__} cannot be made: {error}") from error
+        return made
+
+
+_WITHOUT_CHANGES: Mapping[str, Any] = {
+    "lora_r": None, "load_in_4bit": False, "rope_scaling": None, "merge_adapter": True,
+}  # fmt: skip
+"""What belongs to the model that learns, not to its teacher."""
+
+
+def _check_library(name: str) -> None:
+    """Raise HyperparameterError if TRL is missing or too old."""
+    try:
+        version = importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if not version or tuple(map(int, version.split(".")[:2])) < _LEAST_TRL:
+        least = ".".join(map(str, _LEAST_TRL))
+        raise HyperparameterError(
+            f"Hyperparameter task has value {name!r}, which needs TRL {least} or later; this image "
+            f"has {version or 'none'}.",
+            "Use the image for GPUs or CPUs: TRL needs transformers 5.",
+        )
+
+
+def _tokens(tokenizer: Tokenizer, row: Mapping[str, Any]) -> Iterator[list[int]]:
+    """Yield the tokens of a row's prompt with each of its answers."""
+    answers = [row[name] for name in (CHOSEN, REJECTED, COMPLETION) if name in row] or [None]
+    prompt = row.get(PROMPT)
+    for answer in answers:
+        parts = [part for part in (prompt, answer) if part is not None]
+        if isinstance(parts[0], str):
+            yield list(tokenizer("".join(parts))["input_ids"])
+            continue
+        if not tokenizer.chat_template:
+            raise ModelError(
+                "The rows are conversations, and the model's tokenizer has no chat template.",
+                "Give a model with one, or prompts and answers as texts.",
+            )
+        messages = [message for part in parts for message in part]
+        written = tokenizer.apply_chat_template(messages, tokenize=False)
+        yield list(tokenizer(written, add_special_tokens=False)["input_ids"])
+
+
+TASK = PostTraining
