@@ -13,11 +13,11 @@ batches, generation) use scaled dot product attention with a mask.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -26,18 +26,24 @@ from recipe.models import lora
 
 ATTENTION = "flat"
 """The `config._attn_implementation` of a model that takes flat batches."""
-_LOWEST_CAPABILITY = (8, 0)
+LOWEST_CAPABILITY = (8, 0)
 _WIDEST_HEAD = 256
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not(
+    config: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None = None,
+) -> str | None:
     """Return why a model cannot take flat batches on a device; None if it can. `dtype` is the
-    precision of attention, by autocast if that is on."""
+    precision of attention, by autocast if that is on; `capability` that of a GPU that is not
+    here."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "attention of varying lengths is for CUDA devices"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _LOWEST_CAPABILITY:
+    capability = capability or torch.cuda.get_device_capability(device)
+    if capability < LOWEST_CAPABILITY:
         return f"this GPU has compute capability {capability[0]}.{capability[1]}, below 8.0"
     if dtype not in _DTYPES:
         return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
@@ -123,39 +129,131 @@ def attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = None if sliding_window is None else sliding_window - 1
-    if query.device.type != "cpu":
-        dtype = query.dtype
-        if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")  # rotary positions made it float32
-        # [tokens, heads, width]
-        flat = [states[0].transpose(0, 1).to(dtype) for states in (query, key, value)]
-        output = torch.ops.aten._flash_attention_forward(
-            *flat,
-            starts,
-            starts,
-            kwargs["max_length_q"],
-            kwargs["max_length_k"],
-            dropout,
-            causal,
-            False,
-            scale=scale,
-            window_size_left=window,
-            window_size_right=0 if causal and window is not None else window,
-        )[0]
-        return output[None], None
-    # Sample by sample.
-    parts, device = [], query.device
+    kind, dtype, longest = query.device.type, query.dtype, kwargs["max_length_q"]
+    if dtype == torch.float32 and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)  # rotary positions made it float32
+    # [tokens, heads, width]
+    flat = [states[0].transpose(0, 1).to(dtype) for states in (query, key, value)]
+    if kind == "cpu":
+        return by_sample(*flat, starts, dropout, causal, window, scale)[0][None], None
+    output = torch.ops.aten._flash_attention_forward(
+        *flat,
+        starts,
+        starts,
+        longest,
+        kwargs["max_length_k"],
+        dropout,
+        causal,
+        False,
+        scale=scale,
+        window_size_left=window,
+        window_size_right=0 if causal and window is not None else window,
+    )[0]
+    return output[None], None
+
+
+# An operator to compilers and fake tensors, as flash attention is: both read `starts`.
+@torch.library.custom_op("amphora::attend_by_sample", mutates_args=())
+def by_sample(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return attention [tokens, heads, width], and the seed [1] of its dropout."""
+    seed = torch.randint(1 << 62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
+    options = starts, dropout, causal, window, scale, seed
+    parts = [
+        (weights * noise @ values).transpose(0, 1)
+        for _, _, values, weights, noise, _ in _each_sample(query, key, value, *options)
+    ]
+    return torch.cat(parts).to(query.dtype), seed
+
+
+@torch.library.custom_op("amphora::attend_by_sample_backward", mutates_args=())
+def _by_sample_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    seed: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = [torch.zeros_like(part) for part in (query, key, value)]
+    options = starts, dropout, causal, window, scale, seed
+    for queries, keys, values, weights, noise, span in _each_sample(query, key, value, *options):
+        received = gradient[span].transpose(0, 1).to(weights.dtype)
+        of_weights = received @ values.mT * noise
+        of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale
+        of_parts = of_scores @ keys, of_scores.mT @ queries, (weights * noise).mT @ received
+        for result, of_part in zip(results, of_parts, strict=True):
+            # Heads that share a key or a value add up.
+            shared = of_part.view(result.shape[1], -1, *of_part.shape[1:]).sum(1)
+            result[span] = shared.transpose(0, 1).to(result.dtype)
+    return results[0], results[1], results[2]
+
+
+def _each_sample(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    seed: Tensor,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, slice]]:
+    """Yield of each sample queries, keys and values [heads, tokens, width], the weights before
+    dropout and the factors of dropout [heads, tokens, tokens], and its place in the row."""
+    generator = torch.Generator().manual_seed(int(seed))
+    wide = torch.promote_types(query.dtype, torch.float32)
     for begin, end in itertools.pairwise(starts.tolist()):
-        positions = torch.arange(end - begin, device=device)
+        span = slice(begin, end)
+        queries, keys, values = (
+            part[span]
+            .transpose(0, 1)
+            .to(wide)
+            .repeat_interleave(query.shape[1] // part.shape[1], 0)
+            for part in (query, key, value)
+        )
+        positions = torch.arange(end - begin)
         before = positions[:, None] - positions[None, :]
         visible = before >= 0 if causal else torch.ones_like(before, dtype=torch.bool)
         if window is not None:
             visible &= before.abs() <= window
-        queries, keys, values = (states[:, :, begin:end] for states in (query, key, value))
-        parts.append(
-            functional.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=visible, dropout_p=dropout, scale=scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        )  # fmt: skip
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+        scores = (queries @ keys.mT * scale).masked_fill(~visible, -torch.inf)
+        kept = torch.rand(scores.shape, generator=generator) >= dropout
+        yield queries, keys, values, scores.softmax(-1), kept.to(wide) / (1 - dropout), span
+
+
+@by_sample.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), query.new_empty(1, dtype=torch.int64)
+
+
+@_by_sample_backward.register_fake
+def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(part) for part in inputs[:3])
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.dropout, ctx.causal, ctx.window, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)  # the output, too, as flash attention does
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+    *tensors, _, seed = ctx.saved_tensors
+    options = ctx.dropout, ctx.causal, ctx.window, ctx.scale
+    return *_by_sample_backward(gradient, *tensors, *options, seed), *[None] * 5
+
+
+by_sample.register_autograd(_backward, setup_context=_keep_inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -22,7 +23,6 @@ from recipe import arguments
 from recipe.compat import quieten
 from recipe.console import Progress
 from recipe.errors import RecipeError
-from recipe.models import quantized
 from recipe.paths import Folders
 from recipe.plan import data_report, resolution, trainer_arguments
 from recipe.plan.batch_layout import TrainableModel
@@ -32,14 +32,12 @@ from recipe.runtime import memory
 from recipe.runtime.stopwatch import Stopwatch
 from recipe.storage import atomic
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
-from recipe.training import engine
+from recipe.training import engine, step_memory
 from recipe.training.forecast import forecast_job
 from recipe.training.preparation import PreparedTraining, prepare
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
-_STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "adagrad": 4}
-"""Bytes of optimizer state for each trained number, by a part of its name; others have Adam's 8."""
 
 
 def inspect(
@@ -53,8 +51,7 @@ def inspect(
 
     Args:
         processes: The processes of the job.
-        steps: Train so many steps to measure time and memory; with 0, only what weights and
-            optimizer take is estimated.
+        steps: Train so many steps to measure time and memory; with 0, memory is predicted.
         report: Called with each finding at once.
     """
     started = time.monotonic()
@@ -118,7 +115,7 @@ def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], No
             detail = "not measured for a model in 4 bits; a job with max_train_steps=20 measures it"
             add(Finding(level=WARNING, what="trial", detail=detail))
         elif given.trains:
-            add(_estimate_memory(plan, prepared.loaded))
+            add(_estimate_memory(plan, prepared))
 
 
 def _trial_plan(plan: Plan, folder: str, steps: int) -> Plan:
@@ -203,38 +200,34 @@ def _try(
     return Finding(level=OK, what="trial", detail=detail)
 
 
-def _estimate_memory(plan: Plan, loaded: TrainableModel) -> Finding:
-    """Compare the memory that a process keeps from step to step with what the device has free. What
-    a batch adds depends on kernels and allocators: a trial measures it."""
-    model, args, given = loaded.model, plan.arguments, plan.hyperparameters
-    shards = plan.device.processes if plan.is_sharded else 1
+def _estimate_memory(plan: Plan, prepared: PreparedTraining) -> Finding:
+    """Compare the peak of a process with what the device has free, and add that of a GPU."""
+    given, processes = plan.hyperparameters, plan.device.processes
+    device = prepared.loaded.arguments.device
+    kind, bf16 = device.type, plan.device.bf16
     # A check loads whole weights, which the job keeps in 4 bits.
-    compressed = quantized.layers(model) if given.load_in_4bit else ()
-    saved = sum(
-        layer.weight.nbytes - layer.weight.numel() * quantized.BYTES for layer in compressed
-    )
-    weights = (sum(weight.nbytes for weight in model.parameters()) - saved) / shards
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad) / shards
-    optimizer = trainer_arguments.name_of(args.optim)
-    of_state = next((size for part, size in _STATE_BYTES.items() if part in optimizer), 8)
-    parts = {
-        "weights": weights, "gradients": 4 * trained, "the optimizer's state": of_state * trained,
-    }  # fmt: skip
-    if args.device.type == "cuda":
-        there, whole = torch.cuda.mem_get_info(args.device)
+    predict = functools.partial(
+        step_memory.predict, prepared,
+        in_4_bits=given.load_in_4bit, shards=processes if plan.is_sharded else 1,
+    )  # fmt: skip
+    needed = predict(kind, bf16)
+    if kind == "cuda":
+        there, whole = torch.cuda.mem_get_info(device)
         name = f"the GPU has {memory.size(there)} free of {memory.size(whole)}"
     else:
-        there = (memory.available() or 0) // plan.device.processes
+        there = (memory.available() or 0) // processes
         name = f"this host or its container, shared by its processes, has {memory.size(there)}"
-    shown = ", ".join(f"{what} {memory.size(count)}" for what, count in parts.items())
-    total = sum(parts.values())
-    detail = f"{memory.size(total)} for each process ({shown}) and its batches; {name}"
-    if total <= there:
-        measured = "" if given.load_in_4bit else "; --steps 4 measures all of it"
+        on_gpu = predict("cuda", True)
+        name += f". A GPU with bfloat16 needs {memory.size(on_gpu.total)} ({on_gpu.describe()})"
+    detail = f"{memory.size(needed.total)} for each process ({needed.describe()}); {name}"
+    if needed.total <= there:
+        measured = "" if given.load_in_4bit else ". --steps 4 measures it"
         return Finding(level=OK, what="memory", detail=f"{detail}{measured}")
     remedies = ["an instance with more memory"]
-    if plan.device.processes > 1 and not plan.is_sharded:
+    if processes > 1 and not plan.is_sharded:
         remedies.insert(0, "fsdp=full_shard")
     if given.lora_r is None:
         remedies.insert(0, "lora_r=16")
+    if (recomputed := predict(kind, bf16, checkpoints=True)).total < needed.total:
+        remedies.insert(0, f"gradient_checkpointing=True ({memory.size(recomputed.total)})")
     return Finding(level=WARNING, what="memory", detail=f"{detail}. Give {' or '.join(remedies)}")

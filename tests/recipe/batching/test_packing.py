@@ -559,3 +559,20 @@ def test_a_training_in_rows_is_one_in_blocks(
         losses.append([entry.get("loss", entry.get("eval_loss")) for entry in history[:-1]])
     assert len(losses[0]) >= 4
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_of_attention_by_sample(dropout: float) -> None:
+    """Against differences of its results, with windows, grouped queries and a sample of no tokens."""
+    torch.manual_seed(0)
+    parts = [
+        torch.randn(9, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    ]
+    starts = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+
+    def attend(*parts: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)  # the same dropout
+        result: torch.Tensor = flat_attention.by_sample(*parts, starts, dropout, True, 2, 0.5)[0]
+        return result
+
+    assert torch.autograd.gradcheck(attend, parts)
