@@ -196,7 +196,8 @@ def _by_sample_backward(
         of_parts = of_scores @ keys, of_scores.mT @ queries, (weights * noise).mT @ received
         for result, of_part in zip(results, of_parts, strict=True):
             # Heads that share a key or a value add up.
-            shared = of_part.view(result.shape[1], -1, *of_part.shape[1:]).sum(1)
+            groups = result.shape[1], len(of_part) // result.shape[1]
+            shared = of_part.reshape(*groups, *of_part.shape[1:]).sum(1)
             result[span] = shared.transpose(0, 1).to(result.dtype)
     return results[0], results[1], results[2]
 
