@@ -135,7 +135,7 @@ def attend(
     # [tokens, heads, width]
     flat = [states[0].transpose(0, 1).to(dtype) for states in (query, key, value)]
     if kind == "cpu":
-        return by_sample(*flat, starts, dropout, causal, window, scale)[0][None], None
+        return attend_samples(*flat, starts, dropout, causal, window, scale)[0][None], None
     output = torch.ops.aten._flash_attention_forward(
         *flat,
         starts,
@@ -153,8 +153,8 @@ def attend(
 
 
 # An operator to compilers and fake tensors, as flash attention is: both read `starts`.
-@torch.library.custom_op("amphora::attend_by_sample", mutates_args=())
-def by_sample(
+@torch.library.custom_op("amphora::attend_samples", mutates_args=())
+def attend_samples(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -174,8 +174,8 @@ def by_sample(
     return torch.cat(parts).to(query.dtype), seed
 
 
-@torch.library.custom_op("amphora::attend_by_sample_backward", mutates_args=())
-def _by_sample_backward(
+@torch.library.custom_op("amphora::attend_samples_backward", mutates_args=())
+def _sample_gradients(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
@@ -236,12 +236,12 @@ def _each_sample(
         yield queries, keys, values, scores.softmax(-1), kept.to(wide) / (1 - dropout), span
 
 
-@by_sample.register_fake
+@attend_samples.register_fake
 def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return query.new_empty(query.shape), query.new_empty(1, dtype=torch.int64)
 
 
-@_by_sample_backward.register_fake
+@_sample_gradients.register_fake
 def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(part) for part in inputs[:3])
 
@@ -254,7 +254,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
     *tensors, _, seed = ctx.saved_tensors
     options = ctx.dropout, ctx.causal, ctx.window, ctx.scale
-    return *_by_sample_backward(gradient, *tensors, *options, seed), *[None] * 5
+    return *_sample_gradients(gradient, *tensors, *options, seed), *[None] * 5
 
 
-by_sample.register_autograd(_backward, setup_context=_keep_inputs)
+attend_samples.register_autograd(_backward, setup_context=_keep_inputs)

@@ -572,7 +572,9 @@ def test_gradients_of_attention_by_sample(dropout: float) -> None:
 
     def attend(*parts: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(1)  # the same dropout
-        result: torch.Tensor = flat_attention.by_sample(*parts, starts, dropout, True, 2, 0.5)[0]
+        result: torch.Tensor = flat_attention.attend_samples(*parts, starts, dropout, True, 2, 0.5)[
+            0
+        ]
         return result
 
     assert torch.autograd.gradcheck(attend, parts)
