@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from recipe.console import log
@@ -24,7 +23,7 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests.payloads import Answers, PreparedRequest, Request
+    from recipe.backend.requests.payloads import PreparedRequest, Request
     from recipe.backend.requests.probes import TEXTS
     from recipe.backend.served_task import ServedTask
     from recipe.inference import registry
@@ -92,26 +91,4 @@ def predict_batch_fn(inputs: Sequence[PreparedRequest], model: ServedTask) -> li
     """Compute all requests together. Return a dict of plain values for each, which
     `amphora.serving.api.canonical` describes; an exception; an iterator over the pieces of a
     stream; or, for a prediction that takes many turns, a function that returns the dict."""
-    answered: list[Any] = []
-    for prepared, prediction in zip(inputs, model.predict(inputs), strict=True):
-        if callable(prediction):
-            answered.append(partial(_later, prediction, prepared))
-        else:
-            answered.append(_plain(prediction, prepared))
-    return answered
-
-
-def _later(prediction: Callable[[], Any], prepared: PreparedRequest) -> Any:
-    return _plain(prediction(), prepared)
-
-
-def _plain(prediction: Any, prepared: PreparedRequest) -> Any:
-    if not isinstance(prediction, Answers):
-        return prediction
-    return {
-        "entries": list(prediction),
-        "single": prediction.single,
-        "truncated": prediction.truncated,
-        "faults": prepared.inputs.faults if prediction.faults is None else prediction.faults,
-        "tokens": prepared.tokens,
-    }
+    return model.predict(inputs)

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loading
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -40,11 +40,11 @@ class Extractor(ServedTask):
     def prepare(self, request: Request) -> PreparedRequest:
         """Return the rows of each sentence with its neighbours."""
         request = request.checked({"top_k"}, "extractive-summarization")
-        inputs = request.read(_a_document)
-        bounds.hold(Bound.ROWS, sum(map(len, inputs.values)))
-        rows = [self._rows(sentences) for sentences in inputs.values]
+        documents = request.read(_a_document)
+        bounds.hold(Bound.ROWS, sum(map(len, documents)))
+        rows = [self._rows(sentences) for sentences in documents]
         sizes = [len(row.ids) for some in rows for row in some]
-        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=rows)
+        return PreparedRequest(request=request, values=documents, sizes=sizes, work=rows)
 
     def _rows(self, sentences: Sequence[str]) -> list[TokenRow]:
         config: Any = self.loaded.model.config
@@ -65,12 +65,12 @@ class Extractor(ServedTask):
         for prepared in requests:
             count = prepared.request.parameters.get("top_k", 3)
             entries = []
-            for sentences in prepared.inputs.values:
+            for sentences in prepared.values:
                 scores = [float(next(logits)[0].sigmoid()) for _ in sentences]
                 ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
                 best = sorted(ranked[:count])
                 entries.append({"summary": [sentences[index] for index in best], "scores": scores})
-            answers.append(Answers(entries, (), prepared.request.single))
+            answers.append(prepared.answer(entries, single=prepared.request.single))
         return answers
 
 

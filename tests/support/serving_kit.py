@@ -32,8 +32,14 @@ TEXTS = ["the film was good", "anna said paris was bad again .", "who", "in the 
 
 
 def predict(model: Any, requests: Sequence[Any]) -> list[Any]:
-    """Return what a served task predicts for requests together."""
-    return list(model.predict([model.prepare(request) for request in requests]))
+    """Return the entries, or the stream, that a served task predicts for requests together."""
+
+    def entries(prediction: Any) -> Any:
+        if callable(prediction):
+            return lambda: entries(prediction())
+        return prediction["entries"] if isinstance(prediction, dict) else prediction
+
+    return [*map(entries, model.predict([model.prepare(request) for request in requests]))]
 
 
 def request(

@@ -17,7 +17,7 @@ from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
-from recipe.backend.requests.payloads import BadRequest, Inputs, PreparedRequest, Request, Text
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, Text
 from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
 from recipe.tokenization.encoding import encode, encode_pairs, truncate_on
 
@@ -93,16 +93,15 @@ class LoadedModel:
     def encode(
         self,
         request: Request,
-        inputs: Inputs,
+        texts: Sequence[Text],
         prefix: str = "",
         languages: Mapping[str, str | None] | None = None,
         tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
         needed: int | None = None,
     ) -> PreparedRequest:
-        """Tokenize the texts or pairs of a request; `PreparedRequest.work` has a row for each valid
-        one. A text is invalid if it has no token, or is too long and the parameter `truncation`
-        forbids to truncate it. An invalid record is answered by an error; other ones raise
-        BadRequest.
+        """Tokenize the texts or pairs of a request; `PreparedRequest.work` has a row for each.
+        Raise BadRequest for one without a token, or a longer one than is read if the parameter
+        `truncation` forbids to truncate it.
 
         Args:
             prefix: The text before each text.
@@ -112,7 +111,6 @@ class LoadedModel:
                 instead of the tokenizer.
             needed: A token without which a text is invalid.
         """
-        texts: Sequence[Text] = inputs.values
         read, tokenizer = 0, self.tokenizer
         limit = self.limit(request.parameters)
         # By default the tokenizer's, as in training.
@@ -142,23 +140,20 @@ class LoadedModel:
             lacking += " Write it where a word is missing."
         too_long = f"is longer than the {limit} tokens that are read."
         too_long += " Shorten it, or leave truncation out to truncate it."
-        invalid: dict[int, str] = {}
-        work: list[TokenRow] = []
         truncated = []
         for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
             is_cut = len(row.ids) == limit and self.is_longer(text, limit, prefix)
+            name = f"Input {index + 1}" if len(texts) > 1 else "The input"
             if not row.ids or (needed is not None and needed not in row.ids):
-                invalid[index] = lacking
-            elif is_cut and request.parameters.get("truncation") in UNCUT:
-                invalid[index] = too_long
-            else:
-                if is_cut:
-                    truncated.append(len(work))
-                work.append(row)
-        sizes = [len(row.ids) for row in work]
+                raise BadRequest(f"{name} {lacking}")
+            if is_cut and request.parameters.get("truncation") in UNCUT:
+                raise BadRequest(f"{name} {too_long}")
+            if is_cut:
+                truncated.append(index)
+        sizes = [len(row.ids) for row in rows]
         return PreparedRequest(
-            request=request, inputs=inputs.without(request, invalid), sizes=sizes,
-            tokens=sum(sizes), truncated=truncated, work=work,
+            request=request, values=texts, sizes=sizes, tokens=sum(sizes), truncated=truncated,
+            work=rows,
         )  # fmt: skip
 
     def _tokenize(self, texts: Sequence[Text], limit: int) -> list[TokenRow]:

@@ -330,7 +330,7 @@ def test_an_empty_text_is_refused_or_is_its_records_fault(
     handlers = Handlers(folder, **environ)
     more = {"parameters": {"max_new_tokens": 2}} if kind.startswith("T5") else {}
     for inputs in ("", [""], ["the film", "", "anna was good"]):
-        with pytest.raises(BadRequest, match=r"Input [12] has no token"):
+        with pytest.raises(BadRequest, match=r"(Input 2|The input) has no token"):
             handlers.ask({"inputs": inputs, **more})
     lines = [{"inputs": text, **more} for text in ("the film", "", "anna was good", "")]
     body = "\n".join(map(json.dumps, lines)).encode()

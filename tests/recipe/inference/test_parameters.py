@@ -178,7 +178,7 @@ def test_a_record_without_a_mask_or_too_long_is_an_error_in_its_place(tmp_path: 
     assert answer[0] == served.ask([texts[0]])
     for number, words in ((1, "has no [MASK] among"), (2, "is longer than the 48")):
         assert answer[number]["error"]["message"].startswith(f"The input {words}")
-        with pytest.raises(BadRequest, match=f"Input 1 {words[:6]}"):
+        with pytest.raises(BadRequest, match=f"The input {words[:6]}"):
             served.ask(lines[number])
 
 

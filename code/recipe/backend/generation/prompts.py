@@ -63,15 +63,15 @@ class Prompts:
                 "Only one text can be streamed: send one prompt, and no num_return_sequences (n)."
             )
         settings = replace(settings, stop=(*settings.stop, *self.stop))
-        inputs = request.read(a_prompt)
-        count = len(inputs.values)
+        sources = request.read(a_prompt)
+        count = len(sources)
         bounds.hold(Bound.ROWS, count)
         reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
         written = count * settings.sequences * (settings.max_new_tokens or 1)
         bounds.hold(Bound.WRITTEN, written, reason)
         prompts: list[Prompt] = []
         read = written = 0
-        for index, source in enumerate(inputs.values):
+        for index, source in enumerate(sources):
             prompts.append(self._prompt(source, index, settings, may_continue=request.continues))
             read += len(prompts[-1].ids)
             written += settings.sequences * prompts[-1].new
@@ -80,7 +80,7 @@ class Prompts:
             turns.pause()
         sizes = [len(prompt.ids) + prompt.new for prompt in prompts]
         return PreparedRequest(
-            request=request, inputs=inputs, sizes=sizes, tokens=read, work=prompts
+            request=request, values=sources, sizes=sizes, tokens=read, work=prompts
         )
 
     def _prompt(

@@ -26,7 +26,6 @@ from recipe.backend.pipelines.inputs import (
 from recipe.backend.pipelines.library import lacks_library, load_pipeline, registered_name
 from recipe.backend.requests.payloads import (
     TEXT_KEYS,
-    Answers,
     BadRequest,
     PreparedRequest,
     Request,
@@ -133,9 +132,9 @@ class Foreign(ServedTask):
         if self.reads.bare == "pair" and isinstance(request.inputs[0], str):
             request = replace(request, inputs=[request.inputs], single=True)
         reader = InputReader(self.reads, self.rate)
-        inputs = request.read(reader.read)
+        values = request.read(reader.read)
         if "candidate_labels" in self.reads.parameters:
-            labels, hypotheses = zero_shot.labels_and_hypotheses(request, len(inputs.values))
+            labels, hypotheses = zero_shot.labels_and_hypotheses(request, len(values))
             parameters = {**request.parameters, "candidate_labels": labels}
             request = replace(request, parameters=parameters)
             reader.texts += hypotheses if "hypothesis_template" in parameters else labels
@@ -152,15 +151,14 @@ class Foreign(ServedTask):
                 )
             if not new and "generate_kwargs" in arguments and room < _NEW_TOKENS:
                 arguments["generate_kwargs"]["max_new_tokens"] = max(1, room)
-        work = (inputs.values, reader, arguments)
         cut = [
             index
-            for index, value in enumerate(inputs.values)
+            for index, value in enumerate(values)
             if getattr(self.pipeline, "type", "") == "tapas" and self._is_cut(value)
         ]
-        sizes = [1] * len(inputs.values)
+        sizes = [1] * len(values)
         return PreparedRequest(
-            request=request, inputs=inputs, sizes=sizes, truncated=cut, work=work
+            request=request, values=values, sizes=sizes, truncated=cut, work=(reader, arguments)
         )
 
     def _is_cut(self, value: Mapping[str, Any]) -> bool:
@@ -230,14 +228,15 @@ class Foreign(ServedTask):
                 answers.append(error)
         return answers
 
-    def _answer(self, prepared: PreparedRequest) -> Answers:
-        """Return the pipeline's answer to each input. Raise BadRequest if it cannot read one that
-        is not a record, and RuntimeError if the device fails."""
-        values, reader, arguments = prepared.work
-        answers, invalid, count = [], dict[int, str](), 0
+    def _answer(self, prepared: PreparedRequest) -> dict[str, Any]:
+        """Return the pipeline's answer to each input, or BadRequest if it cannot read it. Raise
+        RuntimeError if the device fails."""
+        reader, arguments = prepared.work
+        answers: list[Any] = []
+        count = 0
         if "seed" in self.reads.parameters:
             set_seed(prepared.parameters.get("seed"), 0)
-        for index, value in enumerate(values):
+        for value in prepared.values:
             try:
                 answer = self.pipeline(value, **arguments)
             except ImportError as error:
@@ -246,14 +245,12 @@ class Foreign(ServedTask):
                 if isinstance(error, RuntimeError) and not _OF_INPUTS.search(str(error)):
                     raise
                 why = f"{type(error).__name__}: {describe_error(error)}"
-                invalid[index] = f"cannot be answered for {self.task}: {why}"
+                answers.append(BadRequest(f"The input cannot be answered for {self.task}: {why}"))
             else:
                 count += _size_of(answer)
                 bounds.hold(Bound.ANSWER, count)
                 answers.append(_restored(answer, reader.sent) if reader.sent else answer)
-        inputs = prepared.inputs.without(prepared.request, invalid)
-        single = prepared.request.single
-        return Answers(answers, prepared.truncated, single, inputs.faults)
+        return prepared.answer(answers, single=prepared.request.single)
 
 
 _EXAMPLES = {

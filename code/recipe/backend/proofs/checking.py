@@ -88,7 +88,7 @@ def answer_of(task: ServedTask, prepared: PreparedRequest, values: Sequence[Tens
         (answer,) = answerer.predict([prepared])
     if isinstance(answer, Exception):
         raise answer
-    return json.loads(json.dumps(answer))
+    return json.loads(json.dumps(answer["entries"]))
 
 
 def image_values(task: ServedTask, request: Request) -> tuple[list[str], Tensor]:
@@ -96,7 +96,8 @@ def image_values(task: ServedTask, request: Request) -> tuple[list[str], Tensor]
     (answer,) = task.predict([task.prepare(request)])
     if isinstance(answer, Exception):
         raise answer
-    entries = answer[0] if answer and isinstance(answer[0], list) else answer
+    entries = answer["entries"]
+    entries = entries[0] if entries and isinstance(entries[0], list) else entries
     scored = sorted((str(entry["label"]), float(entry["score"])) for entry in entries)
     return [label for label, _ in scored], torch.tensor([score for _, score in scored])
 

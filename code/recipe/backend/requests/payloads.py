@@ -38,16 +38,13 @@ class NotTakenHere(BadRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request that the server has read from a body. The task that answers it reads `Inputs`, and
-    makes `PreparedRequest` of these."""
+    """A request that the server has read from a body."""
 
     inputs: Sequence[Any]
     """Values of JSON, texts, or the bytes of a file."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     single: bool = False
     """Whether the body has one input that is not in a list."""
-    records: bool = False
-    """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
     usual_tokens: int = 64
     """New tokens of a text, if the parameters have no number."""
     continues: bool = True
@@ -87,48 +84,19 @@ class Request:
         kept = {k: value for k, value in parameters if value is not None or k in nullable}
         return self if len(kept) == len(parameters) else replace(self, parameters=kept)
 
-    def read(self, reader: Callable[[Any], Any]) -> Inputs:
+    def read(self, reader: Callable[[Any], Any]) -> list[Any]:
         """Return what `reader` makes of each input, or of the text of an object such as
-        `{"text": "a"}`. It raises BadRequest for an invalid one, as this does if all records are
-        invalid, or an input that is not a record."""
-        faults, values = dict[int, str](), []
-        for index, value in enumerate(self.inputs):
+        `{"text": "a"}`. It raises BadRequest for an invalid one."""
+        values = []
+        for value in self.inputs:
             if isinstance(value, dict) and len(value) == 1:
                 # A list stays in its object: it may be a pair.
                 ((name, inner),) = value.items()
                 value = inner if name in TEXT_KEYS and isinstance(inner, str) else value
-            try:
-                values.append(reader(value))
-            except BadRequest as error:
-                if not self.records:
-                    raise
-                faults[index] = str(error)
+            values.append(reader(value))
         if not values:
-            raise BadRequest(faults[min(faults)] if faults else f"There is no text. {EXAMPLE}")
-        return Inputs(values, faults)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of a request as its task reads them, without invalid records."""
-
-    values: Sequence[Any]
-    """What the task makes of each input, such as a `Text`."""
-    faults: Mapping[int, str] = field(default_factory=dict)
-    """Error messages of invalid records, by their positions in the request."""
-
-    def without(self, request: Request, invalid: Mapping[int, str]) -> Inputs:
-        """Return the inputs except those at the positions `invalid`, with what is wrong with each.
-        Raise BadRequest for the first of them unless they are some of several records."""
-        if not invalid:
-            return self
-        count = len(self.values) + len(self.faults)
-        indices = [index for index in range(count) if index not in self.faults]
-        if not request.records or len(invalid) == len(self.values):
-            raise BadRequest(f"Input {indices[min(invalid)] + 1} {invalid[min(invalid)]}")
-        faults = {indices[index]: f"The input {message}" for index, message in invalid.items()}
-        kept = [text for index, text in enumerate(self.values) if index not in invalid]
-        return replace(self, values=kept, faults={**self.faults, **faults})
+            raise BadRequest(f"There is no text. {EXAMPLE}")
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +105,8 @@ class PreparedRequest:
 
     request: Request
     """With checked parameters."""
-    inputs: Inputs
+    values: Sequence[Any]
+    """What the task reads of each input, such as a `Text`."""
     sizes: Sequence[int]
     """The number of tokens of each row of the model, including those that may be generated."""
     tokens: int = 0
@@ -151,6 +120,15 @@ class PreparedRequest:
     def parameters(self) -> Mapping[str, Any]:
         """Return the request's parameters."""
         return self.request.parameters
+
+    def answer(self, entries: Sequence[Any], *, single: bool = False) -> dict[str, Any]:
+        """Return the request's prediction, as `amphora.serving.api.canonical` describes it: for
+        each input its entry, or what is wrong with it. If it is `single`, JSON has the only entry
+        without a list, as pipelines answer a single input."""
+        return {
+            "entries": list(entries), "single": single, "truncated": self.truncated,
+            "tokens": self.tokens,
+        }  # fmt: skip
 
 
 def is_conversation(value: Any) -> bool:
@@ -206,22 +184,3 @@ def read_record(value: Any, forms: Sequence[Form]) -> dict[str, Any]:
         f"{' or '.join(' and '.join(keys) for keys in texts)}. Send for example "
         f"{json.dumps({'inputs': texts[0]})}."
     )
-
-
-class Answers(list[Any]):
-    """An answer for each input of a request."""
-
-    def __init__(
-        self,
-        answers: Sequence[Any],
-        truncated: Sequence[int] = (),
-        single: bool = False,
-        faults: Mapping[int, str] | None = None,
-    ) -> None:
-        super().__init__(answers)
-        self.single = single
-        """Whether JSON has the only entry without a list, as pipelines answer a single input."""
-        self.truncated = truncated
-        """Positions of the texts that were truncated."""
-        self.faults = faults
-        """Error messages of invalid records, by their positions, if more are than the request's."""

@@ -4,42 +4,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from recipe.backend.requests.payloads import (
-    Answers,
-    BadRequest,
-    Inputs,
-    PreparedRequest,
-    Request,
-    a_text,
-)
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, Text, a_text
 
 QUERY, SIMILARITY = frozenset({"query", "texts"}), frozenset({"source_sentence", "sentences"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranking(Inputs):
-    """The inputs of a request that compares each of its texts with one other text."""
+class Ranking(list[Text]):
+    """What is read for a request that compares each of its texts with one other text."""
 
-    texts: Sequence[str]
-    ranked: bool
-    """Whether the answer is ordered by score; otherwise it has the order of the texts."""
+    def __init__(self, values: Sequence[Text], *, texts: Sequence[str], ranked: bool) -> None:
+        super().__init__(values)
+        self.texts = texts
+        self.ranked = ranked
+        """Whether the answer is ordered by score; otherwise it has the order of the texts."""
 
-    def answers(
+    def answer(
         self, scores: Sequence[float], ranks: Sequence[float], prepared: PreparedRequest
-    ) -> Answers:
+    ) -> dict[str, Any]:
         """Return `[{"index", "score"}, ...]`, the text of the highest rank first, or the scores
         alone."""
         if not self.ranked:
-            return Answers(scores, prepared.truncated)
+            return prepared.answer(scores)
         entries: list[dict[str, Any]] = []
         for index in sorted(range(len(scores)), key=lambda index: -ranks[index]):
             entries.append({"index": index, "score": scores[index]})
             if prepared.parameters.get("return_text"):
                 entries[-1]["text"] = self.texts[index]
-        return Answers(entries, prepared.truncated)
+        return prepared.answer(entries)
 
 
 def parts(request: Request) -> tuple[str, list[str], bool] | None:

@@ -78,8 +78,10 @@ class TaskPipeline:
         values = inputs if is_list else [inputs]
         request = Request(inputs=values, parameters=parameters, single=not is_list)
         (answer,) = self._answerer.predict([self._answerer.prepare(request)])
-        if isinstance(answer, Exception):
-            raise answer
         if isinstance(answer, Iterator):
             return answer
-        return answer[0] if answer.single else list(answer)
+        entries = [answer] if isinstance(answer, Exception) else answer["entries"]
+        for entry in entries:
+            if isinstance(entry, Exception):
+                raise entry
+        return entries[0] if answer["single"] else entries

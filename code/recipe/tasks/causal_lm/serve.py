@@ -16,7 +16,7 @@ from recipe.backend.generation.decoding import Completion
 from recipe.backend.generation.gathering import GenerationGroups, GroupMembers
 from recipe.backend.generation.prompts import Prompts
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, PreparedRequest, Request
+from recipe.backend.requests.payloads import PreparedRequest, Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
@@ -124,7 +124,7 @@ class Generator(ServedTask):
                 answers.append(self._stream(prepared))
                 continue
             parts = prompt_groups.gather(self.gathering, self.loaded, prepared.work, self.merges)
-            answers.append(partial(self._answer, parts))
+            answers.append(partial(self._answer, prepared, parts))
         if turns.are_taken():
             return answers
         return [one() if isinstance(one, partial) else one for one in answers]
@@ -140,9 +140,9 @@ class Generator(ServedTask):
             added = {"added": last.tokens[0].text, "prompt_tokens": prepared.tokens}
             yield {**_plain_text(last, self._names), **added}
 
-    def _answer(self, parts: Sequence[GroupMembers]) -> Any:
+    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Any:
         texts = self.gathering.results(parts)
-        return Answers([[_plain_text(text, self._names) for text in some] for some in texts])
+        return prepared.answer([[_plain_text(t, self._names) for t in some] for some in texts])
 
 
 def _plain_text(text: Completion, names: Mapping[int, str]) -> dict[str, Any]:

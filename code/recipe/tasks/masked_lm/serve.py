@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -124,6 +124,5 @@ class MaskFiller(ServedTask):
                         filled[-1].append({"score": score, **text, "sequence": sequence})
                 entries.append(filled[0] if len(filled) == 1 else filled)
             # transformers' pipeline answers a list of one text as that text.
-            single = len(entries) == 1 and not prepared.request.records
-            answers.append(Answers(entries, prepared.truncated, single))
+            answers.append(prepared.answer(entries, single=len(entries) == 1))
         return answers

@@ -12,9 +12,7 @@ from recipe.backend import bounds, loading
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
-    Answers,
     BadRequest,
-    Inputs,
     PreparedRequest,
     Request,
     read_record,
@@ -50,15 +48,14 @@ class Chooser(ServedTask):
 
     def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(set(), "multiple-choice")
-        inputs = request.read(a_question)
-        owners = [index for index, (*_, choices) in enumerate(inputs.values) for _ in choices]
+        questions = request.read(a_question)
+        owners = [index for index, (*_, choices) in enumerate(questions) for _ in choices]
         bounds.hold(Bound.ROWS, len(owners))
         bounds.hold(Bound.ANSWER, 2 * len(owners))
-        pairs = [pair for question in inputs.values for pair in pairs_of(*question)]
-        # A question is wrong as a whole: none of its pairs is left out as an invalid record.
-        prepared = self.loaded.encode(replace(request, records=False), Inputs(pairs))
+        pairs = [pair for question in questions for pair in pairs_of(*question)]
+        prepared = self.loaded.encode(request, pairs)
         truncated = sorted({owners[index] for index in prepared.truncated})
-        return replace(prepared, request=request, inputs=inputs, truncated=truncated)
+        return replace(prepared, values=questions, truncated=truncated)
 
     def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.
@@ -70,11 +67,11 @@ class Chooser(ServedTask):
             requests, self.loaded.rows(requests, Reading.LABELS), strict=True
         ):
             logits, entries = iter(rows), []
-            for _, _, choices in prepared.inputs.values:
+            for _, _, choices in prepared.values:
                 scores = torch.stack([next(logits)[0] for _ in choices]).softmax(-1)
                 best = int(scores.argmax())
                 entries.append({"choice": choices[best], "index": best, "scores": scores.tolist()})
-            answers.append(Answers(entries, prepared.truncated, prepared.request.single))
+            answers.append(prepared.answer(entries, single=prepared.request.single))
         return answers
 
 

@@ -14,7 +14,6 @@ from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
-    Answers,
     BadRequest,
     PreparedRequest,
     Request,
@@ -61,20 +60,19 @@ class QuestionAnswerer(ServedTask):
     def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
-        inputs = request.read(question_and_context)
-        bounds.hold(Bound.ROWS, len(inputs.values))
+        values = request.read(question_and_context)
         most = request.parameters.get("top_k", 1)
-        bounds.hold(Bound.ANSWER, 4 * len(inputs.values) * min(most, Bound.ANSWER.most))
+        bounds.hold(Bound.ANSWER, 4 * len(values) * min(most, Bound.ANSWER.most))
         work, read = [], 0
         sizes: list[int] = []
-        for question, context in inputs.values:
+        for question, context in values:
             work.append(self._windows(question, context, request.parameters))
             lengths = [len(window.ids) for window in work[-1]]
             sizes += lengths
             read += sum(lengths)
             bounds.hold(Bound.ROWS, len(sizes))
             bounds.hold(Bound.READ, read)
-        return PreparedRequest(request=request, inputs=inputs, sizes=sizes, work=work)
+        return PreparedRequest(request=request, values=values, sizes=sizes, work=work)
 
     def _windows(
         self, question: str, context: str, parameters: Mapping[str, Any]
@@ -122,12 +120,11 @@ class QuestionAnswerer(ServedTask):
         answers: list[Any] = []
         for prepared in requests:
             entries = []
-            for (_, context), windows in zip(prepared.inputs.values, prepared.work, strict=True):
+            for (_, context), windows in zip(prepared.values, prepared.work, strict=True):
                 scored = [(window, next(logits).numpy()) for window in windows]
                 entries.append(self._answer(context, scored, prepared.parameters))
             # As Hugging Face's pipeline: a list of one question is answered as that question.
-            single = len(entries) == 1 and not prepared.request.records
-            answers.append(Answers(entries, prepared.truncated, single))
+            answers.append(prepared.answer(entries, single=len(entries) == 1))
         return answers
 
     def _answer(

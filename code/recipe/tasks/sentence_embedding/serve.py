@@ -21,9 +21,7 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import PARAMETERS, LoadedModel
 from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import (
-    Answers,
     BadRequest,
-    Inputs,
     PreparedRequest,
     Request,
     a_text,
@@ -65,9 +63,9 @@ class Embedder(ServedTask):
         """Return the numbers of a vector."""
         return self.loaded.width
 
-    def encode(self, request: Request, inputs: Inputs) -> PreparedRequest:
+    def encode(self, request: Request, texts: Sequence[str]) -> PreparedRequest:
         """Return the tokens of each text."""
-        return self.loaded.encode(request, inputs)
+        return self.loaded.encode(request, texts)
 
     def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
         """Return the vectors of each request's texts, at full width and not normalized."""
@@ -84,13 +82,13 @@ class Embedder(ServedTask):
                     'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
                     "for the similarity of texts; ranking a query needs a cross-encoder."
                 )
-            inputs: Inputs = Ranking([source, *texts], texts=texts, ranked=False)
+            values: Any = Ranking([source, *texts], texts=texts, ranked=False)
         else:
-            inputs = request.read(a_text)
-            count, width = len(inputs.values), self.width
+            values = request.read(a_text)
+            count, width = len(values), self.width
             width = min(width, request.parameters.get("truncate_dim", width))
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
-        return self.encode(request, inputs)
+        return self.encode(request, values)
 
     def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a vector for each text; of `{"source_sentence", "sentences"}` the
@@ -111,12 +109,12 @@ class Embedder(ServedTask):
             vectors = vectors[:, : width or self.shortened]
             if parameters.get("normalize"):
                 vectors = _normalized(vectors)
-            if isinstance(prepared.inputs, Ranking):
+            if isinstance(prepared.values, Ranking):
                 source, *others = [_normalized(vector) for vector in vectors]
                 cosines = [float(source @ other) for other in others]
-                answers.append(prepared.inputs.answers(cosines, cosines, prepared))
+                answers.append(prepared.values.answer(cosines, cosines, prepared))
             else:
-                answers.append(Answers([vector.tolist() for vector in vectors], prepared.truncated))
+                answers.append(prepared.answer([vector.tolist() for vector in vectors]))
         return answers
 
 
@@ -180,7 +178,7 @@ class SentenceVectors(Embedder):
     def width(self) -> int:
         return int(self.model.get_embedding_dimension() or 0)
 
-    def encode(self, request: Request, inputs: Inputs) -> PreparedRequest:
+    def encode(self, request: Request, texts: Sequence[str]) -> PreparedRequest:
         """Tokenize each text after its prompt, as the library does.
 
         Raises:
@@ -216,7 +214,7 @@ class SentenceVectors(Embedder):
                 rows.append(TokenRow(ids, types, keep))
             return rows
 
-        return self.loaded.encode(request, inputs, prompt, tokenize=tokenize)
+        return self.loaded.encode(request, texts, prompt, tokenize=tokenize)
 
     def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
         """Return the vectors. Texts whose pooling leaves out as many tokens of a prompt are
@@ -263,7 +261,7 @@ class TokenFeatures(ServedTask):
             for state in states:
                 turns.pause()
                 matrices.append([state.tolist()])
-            answers.append(Answers(matrices, some.truncated, some.request.single))
+            answers.append(some.answer(matrices, single=some.request.single))
         return answers
 
 

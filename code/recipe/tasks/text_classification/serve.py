@@ -15,9 +15,7 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import (
-    Answers,
     BadRequest,
-    Inputs,
     Label,
     PreparedRequest,
     Request,
@@ -89,15 +87,15 @@ class Classifier(ServedTask):
     def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
-        inputs: Inputs | None = ranking.pairs(request, labels)
-        if inputs is None:
-            inputs = request.read(self.text_or_pair)
+        values: Sequence[Text] | None = ranking.pairs(request, labels)
+        if values is None:
+            values = request.read(self.text_or_pair)
         chosen = 1
         if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
             chosen = min(request.parameters.get("top_k") or labels, labels)
-        bounds.hold(Bound.ANSWER, 2 * chosen * len(inputs.values))
+        bounds.hold(Bound.ANSWER, 2 * chosen * len(values))
         threshold = request.parameters.get("threshold")
-        if threshold is not None and isinstance(inputs, Ranking):
+        if threshold is not None and isinstance(values, Ranking):
             raise BadRequest("threshold applies to labels, but this request asks for a ranking.")
         applied = request.parameters.get("function_to_apply", "sigmoid")
         if threshold == "tuned" and applied not in ("sigmoid", "default"):
@@ -110,7 +108,7 @@ class Classifier(ServedTask):
                 'threshold is "tuned", but the model has no label_thresholds in its config.json '
                 "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
             )
-        return self.loaded.encode(request, inputs)
+        return self.loaded.encode(request, values)
 
     def text_or_pair(self, value: Any) -> Text:
         """Return an input's text or pair, which may be a list, or have the names of the columns in
@@ -149,16 +147,16 @@ class Classifier(ServedTask):
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
-            inputs, request = prepared.inputs, prepared.request
-            if isinstance(inputs, Ranking):
-                answers.append(inputs.answers([float(row[0]) for row in rows], ranks, prepared))
+            values, request = prepared.values, prepared.request
+            if isinstance(values, Ranking):
+                answers.append(values.answer([float(row[0]) for row in rows], ranks, prepared))
                 continue
             # For a single text the pipeline returns a list with one label; for a pair, or an object
             # with a text, the label.
             chooses = not {"top_k", "threshold"}.isdisjoint(prepared.parameters)
             single = request.single and (chooses or not isinstance(request.inputs[0], str))
             entries = [self._labels(row, prepared.parameters) for row in rows]
-            answers.append(Answers(entries, prepared.truncated, single))
+            answers.append(prepared.answer(entries, single=single))
         return answers
 
     def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:

@@ -24,7 +24,7 @@ from recipe.backend.generation.gathering import GenerationGroups, GroupMembers, 
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
@@ -133,7 +133,7 @@ class TextGenerator(ServedTask):
 
     def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
-        inputs = request.read(a_text)
+        sources = request.read(a_text)
         generation: Any = self.loaded.model.generation_config
         languages: dict[str, str | None] = {}
         if self.languages:
@@ -156,13 +156,13 @@ class TextGenerator(ServedTask):
             options["forced_bos_token_id"] = self.languages[target]
         prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
         new = options.get("max_new_tokens") or options["max_length"]
-        texts, beams = len(inputs.values), options["num_beams"]
+        texts, beams = len(sources), options["num_beams"]
         reason = f"{texts:,} texts x {beams:,} beams x {new:,} new tokens"
         bounds.hold(Bound.WRITTEN, texts * beams * new, reason)
         bounds.hold_text(prefix)
         # Of the request's parameters only truncation is about sources.
         kept = {k: v for k, v in request.parameters.items() if k == "truncation"}
-        prepared = self.loaded.encode(replace(request, parameters=kept), inputs, prefix, languages)
+        prepared = self.loaded.encode(replace(request, parameters=kept), sources, prefix, languages)
         token_ids = [row.ids for row in prepared.work]
         sizes = [len(ids) + new for ids in token_ids]
         return replace(prepared, request=request, sizes=sizes, work=(token_ids, options))
@@ -206,7 +206,7 @@ class TextGenerator(ServedTask):
         Texts of equal parameters are generated together. If predictions take turns, an answer is a
         function that returns it.
         """
-        later: list[Callable[[], Answers]] = []
+        later: list[Callable[[], dict[str, Any]]] = []
         generation: Any = self.loaded.model.generation_config
         for prepared in requests:
             token_ids, options = prepared.work
@@ -227,9 +227,9 @@ class TextGenerator(ServedTask):
             later.append(partial(self._answer, prepared, parts))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Answers:
+    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> dict[str, Any]:
         texts = self.gathering.results(parts)
-        return Answers([{_NAMES[self.task]: text} for text in texts], prepared.truncated)
+        return prepared.answer([{_NAMES[self.task]: text} for text in texts])
 
     def _write(
         self,

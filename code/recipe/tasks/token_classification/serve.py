@@ -14,7 +14,7 @@ from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.pipelines import library
-from recipe.backend.requests.payloads import Answers, BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -59,15 +59,15 @@ class Tagger(ServedTask):
                 )
             if shared >= limit - 2:
                 raise BadRequest(f"stride must be less than the {limit} tokens read.")
-        inputs = request.read(a_text)
+        texts = request.read(a_text)
         before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
-        bounds.hold(Bound.ROWS, len(inputs.values))
+        bounds.hold(Bound.ROWS, len(texts))
         specials = len(tokenizer("")["input_ids"])
         chunks: list[list[Any]] = []
         sizes: list[int] = []
         truncated: list[int] = []
         rows = read = 0
-        for index, text in enumerate(inputs.values):
+        for index, text in enumerate(texts):
             turns.pause()
             head = text
             if shared is None:
@@ -91,7 +91,7 @@ class Tagger(ServedTask):
             if shared is None and sizes[-1] >= limit and self.loaded.is_longer(text, limit):
                 truncated.append(index)
         return PreparedRequest(
-            request=request, inputs=inputs, sizes=sizes, truncated=truncated, work=chunks
+            request=request, values=texts, sizes=sizes, truncated=truncated, work=chunks
         )
 
     def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
@@ -131,5 +131,5 @@ class Tagger(ServedTask):
             except bounds.TooCostly as error:
                 answers.append(error)
             else:
-                answers.append(Answers(entities, prepared.truncated, prepared.request.single))
+                answers.append(prepared.answer(entities, single=prepared.request.single))
         return answers

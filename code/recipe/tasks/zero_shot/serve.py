@@ -14,9 +14,7 @@ from recipe.backend import bounds, loading, turns, zero_shot
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import (
-    Answers,
     BadRequest,
-    Inputs,
     PreparedRequest,
     Request,
     a_text,
@@ -65,22 +63,20 @@ class ZeroShot(ServedTask):
 
     def prepare(self, request: Request) -> PreparedRequest:
         request = request.checked(PARAMETERS, "zero-shot-classification")
-        inputs = request.read(a_text)
-        count = len(inputs.values)
+        texts = request.read(a_text)
+        count = len(texts)
         labels, hypotheses = zero_shot.labels_and_hypotheses(request, count)
         bounds.hold(Bound.ANSWER, 2 * count * len(labels))
         tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
         heads = []
-        for text in inputs.values:
+        for text in texts:
             head = bounds.beginning(tokenizer, text, limit)
             heads.append(beginning_of_two(tokenizer, head, limit))
             turns.pause()
         values = [(head, hypothesis) for head in heads for hypothesis in hypotheses]
-        # A text is wrong as a whole: none of its pairs is left out as an invalid record.
-        whole = replace(request, records=False)
-        prepared = self.loaded.encode(whole, Inputs(values), tokenize=self._tokenize)
+        prepared = self.loaded.encode(request, values, tokenize=self._tokenize)
         truncated = sorted({index // len(labels) for index in prepared.truncated})
-        return replace(prepared, request=request, inputs=inputs, truncated=truncated)
+        return replace(prepared, values=texts, truncated=truncated)
 
     def _tokenize(self, pairs: Sequence[tuple[str, str]], limit: int) -> list[TokenRow]:
         """Return the tokens of texts with hypotheses. Raise BadRequest if a hypothesis leaves no
@@ -111,7 +107,7 @@ class ZeroShot(ServedTask):
         for prepared, rows in zip(requests, logits_of_requests, strict=True):
             labels, logits = zero_shot.candidate_labels(prepared.request), iter(rows)
             entries = []
-            for text in prepared.inputs.values:
+            for text in prepared.values:
                 turns.pause()
                 outputs = torch.stack([next(logits) for _ in labels])
                 if prepared.parameters.get("multi_label") or len(labels) == 1:
@@ -124,5 +120,5 @@ class ZeroShot(ServedTask):
                 entries.append(
                     {"sequence": text, "labels": names, "scores": ranked.values.tolist()}
                 )
-            answers.append(Answers(entries, prepared.truncated, prepared.request.single))
+            answers.append(prepared.answer(entries, single=prepared.request.single))
         return answers

@@ -3,8 +3,8 @@
 Generation has the keys of OpenAI's API, and vLLM's extensions of it, so that vLLM and the recipe's
 own generation take the same settings. A prediction is a dict of plain values:
 
-- `entries`, one for each input; `single`, if a list of one entry stands for it; `faults`, error
-  messages by the positions of invalid inputs; positions of `truncated` ones;
+- `entries`, one for each input, an exception for an invalid one; `single`, if a list of one entry
+  stands for it; positions of `truncated` inputs;
 - the entry of a prompt is a list of texts, `{"text", "finish", "tokens"}`, where the tokens have
   `id`, `text`, `special` and `logprob`; a stream is an iterator over such a text, each time with
   its last token alone, what it `added`, and `prompt_tokens`;
@@ -81,7 +81,7 @@ class Encode(ApiRequest):
     single: bool = False
     """Whether the body has one input that is not in a list."""
     records: bool = False
-    """Whether each input is a line of JSON Lines or a CSV row, which may be invalid alone."""
+    """Whether its inputs are of several lines of JSON Lines or rows of CSV."""
     form: Callable[[Mapping[str, Any]], Any] | None = None
     """Makes the API's document of a prediction; None: the answer is a list of entries, in any type
     that the client accepts."""
@@ -89,7 +89,7 @@ class Encode(ApiRequest):
     @property
     def values(self) -> dict[str, Any]:
         """Return the request as plain values, for a handler."""
-        names = ("inputs", "parameters", "single", "records")
+        names = ("inputs", "parameters", "single")
         return {name: getattr(self, name) for name in names}
 
 

@@ -24,6 +24,9 @@ from amphora.serving.protocol.media_types import Fault, bad_request
 
 # Routes by a key of their bodies, for bodies without `inputs`.
 _KEYS = {"messages": routes.CHAT, "prompt": routes.COMPLETIONS, "input": routes.EMBEDDINGS}
+_PARTS = 32
+"""Into how many requests a refused one is split: few are prepared again for one invalid record, and
+none more than a few times if all are."""
 _READERS: Mapping[str, Callable[[str, Any, ModelTraits], AnyRequest]] = {
     **dict.fromkeys((routes.CHAT, routes.COMPLETIONS, routes.EMBEDDINGS), openai.read),
     **dict.fromkeys((*routes.TEI, *routes.RANKING), tei.read),
@@ -42,13 +45,31 @@ class Exchange:
 
     requests: list[AnyRequest]
     records: list[tuple[int, int | None] | Fault] | None = None
-    """For each line of JSON Lines or row of CSV the index of its request, and the number of its
+    """For each line of JSON Lines or row of CSV the number of its request, and the number of its
     inputs if they are a list; or why it was refused. None for other bodies."""
+    numbers: list[int] = field(default_factory=list)
+    """For each request its number, which those have in common that one was split into."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
     nests_labels: bool = False
     """Whether the labels of one text are a list in a list, as Hugging Face's clients expect, which
     take the first entry; their pipeline's is a list."""
+
+    def __post_init__(self) -> None:
+        self.numbers = list(range(len(self.requests)))
+
+    def split(self, index: int) -> bool:
+        """Replace a request by several with fewer inputs each, so that an invalid record costs no
+        other's answer. Return False if all of its inputs are of one record."""
+        request = self.requests[index]
+        if not isinstance(request, Encode) or not request.records or len(request.inputs) < 2:
+            return False
+        size = max(1, len(request.inputs) // _PARTS)
+        starts = range(0, len(request.inputs), size)
+        parts = [replace(request, inputs=request.inputs[at : at + size]) for at in starts]
+        self.requests[index : index + 1] = parts
+        self.numbers[index : index + 1] = [self.numbers[index]] * len(parts)
+        return True
 
     def write(
         self, predictions: Sequence[Any], accept: str, pause: Callable[[], None] = lambda: None
@@ -80,6 +101,10 @@ class Exchange:
                 return write.document(document, pause)
             self._note(Unfinished=tgi.unfinished_prompts(prediction["entries"]))
             return write.entries(document, accept, single=single, pause=pause)
+        for index, entry in enumerate(prediction["entries"], 1):
+            if isinstance(entry, Exception):
+                where = f"Input {index}: " if len(request.inputs) > 1 else ""
+                raise bad_request(f"{where}{entry}") from entry
         self._note(Truncated=prediction.get("truncated", ()))
         if request.form is not None:
             return write.document(request.form(prediction), pause)
@@ -100,26 +125,34 @@ class Exchange:
         """Return the answer to each record. Raise Fault if all were refused."""
         assert self.records is not None
         notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
-        rest = [
-            _entries_of(request, prediction)
-            for request, prediction in zip(self.requests, predictions, strict=True)
-        ]
+        rest: list[Iterator[tuple[Any, str]]] = [iter(())] * len(self.requests)
+        for number, request, prediction in zip(
+            self.numbers, self.requests, predictions, strict=True
+        ):
+            rest[number] = itertools.chain(rest[number], _entries_of(request, prediction))
         answers: list[Any] = []
+        faults: list[Fault] = []
+        is_answered = False
         for index, record in enumerate(self.records):
-            if isinstance(record, Fault):
-                answers.append(_entry_of_fault(record))
-                notes["Failed"].append(index)
-                continue
-            number, count = record
-            some = list(itertools.islice(rest[number], count or 1))
-            for note in {note for _, names in some for note in names}:
+            number, count = (0, None) if isinstance(record, Fault) else record
+            some = (
+                [(record, "Failed")]
+                if isinstance(record, Fault)
+                else [*itertools.islice(rest[number], count or 1)]
+            )
+            for note in {note for _, note in some if note}:
                 notes[note].append(index)
-            entries = [entry for entry, _ in some]
+            entries = []
+            for entry, _ in some:
+                if isinstance(entry, Exception):
+                    faults.append(_advised(entry))
+                    entry = error_entry(str(faults[-1]), faults[-1].code)
+                else:
+                    is_answered = True
+                entries.append(entry)
             answers.append(entries[0] if count is None else entries)
-        if len(notes["Failed"]) == len(answers):
-            faults = [r if isinstance(r, Fault) else predictions[r[0]] for r in self.records]
-            first = next(fault for fault in faults if isinstance(fault, Fault))
-            raise Fault(first.status, first.code, _advised(first), first.param) from first.__cause__
+        if not is_answered:
+            raise faults[0]
         self._note(**notes)
         return answers
 
@@ -129,47 +162,42 @@ class Exchange:
                 self.headers[f"X-Amphora-{name}"] = ",".join(map(str, indices))
 
 
-def _entries_of(request: AnyRequest, prediction: Any) -> Iterator[tuple[Any, set[str]]]:
-    """Yield the answer to each of a request's inputs, with the headers that list it."""
+def _entries_of(request: AnyRequest, prediction: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the answer to each of a request's inputs, or what is wrong with it, with the header
+    that lists it."""
     if isinstance(prediction, Fault):
-        yield from itertools.repeat((_entry_of_fault(prediction), {"Failed"}))
+        has_records = isinstance(request, Encode) and request.records
+        count = len(request.inputs) if isinstance(request, Encode) and has_records else 1
+        yield from itertools.repeat((prediction, "Failed"), count)
     elif isinstance(request, Passed):
-        yield prediction, set()
+        yield prediction, ""
     elif isinstance(request, Generate):
-        names = {"Unfinished"} if tgi.unfinished_prompts(prediction["entries"]) else set()
         document = request.api.document(prediction)
         is_one = request.single and not request.api.is_document
-        yield document[0] if is_one else document, names
-    elif request.form is not None or huggingface.is_ranking(request):
-        names = {"Truncated"} if prediction["truncated"] else set()
-        yield (request.form or _as_entries)(prediction), names
+        is_cut = tgi.unfinished_prompts(prediction["entries"])
+        yield document[0] if is_one else document, "Unfinished" if is_cut else ""
+    elif not request.records:
+        document = request.form(prediction) if request.form else prediction["entries"]
+        yield document, "Truncated" if prediction["truncated"] else ""
     else:
-        faults, truncated = prediction["faults"], set(prediction["truncated"])
-        entries = enumerate(prediction["entries"])
-        for index in range(len(request.inputs)):
-            if index in faults:
-                yield error_entry(faults[index]), {"Failed"}
-            else:
-                position, entry = next(entries)
-                yield entry, {"Truncated"} if position in truncated else set()
+        truncated = set(prediction["truncated"])
+        for index, entry in enumerate(prediction["entries"]):
+            is_failed = isinstance(entry, Exception)
+            yield entry, "Failed" if is_failed else "Truncated" if index in truncated else ""
 
 
-def _advised(fault: Fault) -> str:
-    """Return the message about a record, with what a batch transform does for an identifier."""
-    if not (fault.param or "").lower().endswith("id"):
-        return str(fault)
-    return (
-        f"{fault} Keep {fault.param!r} from the model by SageMaker's InputFilter, and join it to"
-        " the answer by JoinSource."
-    )
-
-
-def _entry_of_fault(fault: Fault) -> dict[str, Any]:
-    return error_entry(_advised(fault), fault.code)
-
-
-def _as_entries(prediction: Mapping[str, Any]) -> Any:
-    return prediction["entries"]
+def _advised(error: Exception) -> Fault:
+    """Return what is wrong with a record, with what a batch transform does for an identifier."""
+    fault = error if isinstance(error, Fault) else bad_request(str(error))
+    message = str(fault)
+    if (fault.param or "").lower().endswith("id"):
+        message += (
+            f" Keep {fault.param!r} from the model by SageMaker's InputFilter, and join it to the"
+            " answer by JoinSource."
+        )
+    advised = Fault(fault.status, fault.code, message, fault.param)
+    advised.__cause__ = error.__cause__
+    return advised
 
 
 def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exchange:

@@ -106,7 +106,7 @@ class ModelRunner:
         self._measure(item, [item.data])
 
     def _read_requests(self, item: Item) -> None:
-        """Read a body's requests, and prepare each by `request_fn`. One that is refused fails
+        """Read a body's requests, and prepare each by `request_fn`. A record that is refused fails
         alone, unless it is the only one."""
         if name := item.context.headers.get(_ADAPTER, ""):
             raise Fault(
@@ -122,7 +122,9 @@ class ModelRunner:
             item.exchange.nests_labels = any(map(agent.__contains__, _HUB_CLIENTS))
         item.data, item.faults = [], {}
         spent: dict[Any, int] = {}
-        for index, request in enumerate(item.exchange.requests):
+        requests = item.exchange.requests
+        while (index := len(item.data) + len(item.faults)) < len(requests):
+            request = requests[index]
             assert not isinstance(request, Passed)
             try:
                 values = {**request.values, "spent": spent}
@@ -130,6 +132,8 @@ class ModelRunner:
             except Fault as fault:
                 if fault.status >= 500:
                     raise
+                if fault.status == 400 and fault.param is None and item.exchange.split(index):
+                    continue
                 message, param = map(request.renamed, (str(fault), fault.param or ""))
                 item.faults[index] = Fault(fault.status, fault.code, message, param or None)
                 item.faults[index].__cause__ = fault.__cause__

@@ -55,7 +55,7 @@ def requests_of(body: bytes, content_type: str, *columns: str) -> list[Request]:
 )
 def test_a_request_is_read(content_type: str, body: str, texts: list[str]) -> None:
     (request,) = requests_of(body.encode(), content_type)
-    assert list(request.read(payloads.a_text).values) == texts
+    assert request.read(payloads.a_text) == texts
     assert request.parameters.get("top_k") is None
 
 
@@ -99,19 +99,14 @@ def answered(body: bytes, content_type: str, *columns: str) -> tuple[list[Any], 
     """Answer each text of a body by itself, as a model of the recipe would."""
     read_body = read(body, content_type, *columns)
     predictions: list[Any] = []
-    for one in read_body.requests:
+    while (index := len(predictions)) < len(read_body.requests):
+        request: Any = read_body.requests[index]
         try:
-            inputs = Request(**one.values).read(payloads.a_text)  # type: ignore[union-attr]
+            entries = Request(**request.values).read(payloads.a_text)
+            predictions.append({"entries": entries, "truncated": [], "tokens": 1})
         except BadRequest as error:
-            predictions.append(Fault(400, "bad_request", str(error)))
-            continue
-        prediction = {
-            "entries": inputs.values,
-            "faults": inputs.faults,
-            "truncated": [],
-            "tokens": 1,
-        }
-        predictions.append(prediction)
+            if not read_body.split(index):
+                predictions.append(Fault(400, "bad_request", str(error)))
     lines, _ = read_body.write(predictions, "application/jsonlines")
     assert isinstance(lines, bytes)
     return [json.loads(line) for line in lines.splitlines()], read_body
