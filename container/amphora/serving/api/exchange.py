@@ -66,7 +66,7 @@ class Exchange:
             return False
         size = max(1, len(request.inputs) // _PARTS)
         starts = range(0, len(request.inputs), size)
-        parts = [replace(request, inputs=request.inputs[at : at + size]) for at in starts]
+        parts = [replace(request, inputs=request.inputs[start : start + size]) for start in starts]
         self.requests[index : index + 1] = parts
         self.numbers[index : index + 1] = [self.numbers[index]] * len(parts)
         return True
