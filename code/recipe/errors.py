@@ -129,8 +129,10 @@ def why_unloadable(error: Exception) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the text of a library's error without addresses of objects, such as `at 0x7f5c`."""
-    return re.sub(r"<([\w.]+)[^<>]* at 0x[0-9a-fA-F]+>", r"<\1>", str(error))
+    """Return the text of a library's error without objects in memory and addresses of others, such
+    as `at 0x7f5c`."""
+    text = re.sub(r" ?<_io\.[^<>]*>", "", str(error))
+    return re.sub(r"<([\w.]+)[^<>]* at 0x[0-9a-fA-F]+>", r"<\1>", text)
 
 
 def join_names(names: Sequence[object], most: int = 20) -> str:

@@ -119,8 +119,8 @@ def test_pictures_are_bytes_or_base64_and_no_paths(tmp_path: Path) -> None:
         ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
         ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not an image. Send the file's bytes"),
         ({"inputs": "AAAA"}, "cannot be read"),
-        ((b"text", "image/png"), r"cannot be read: cannot identify image file <_io.BytesIO>$"),
-        ({"image": TEXT}, "no 'inputs'.*a model of images"),
+        ((b"text", "image/png"), r"cannot be read: cannot identify image file$"),
+        ({"image": TEXT}, "no 'inputs'.*the file in base64"),
         ({"inputs": TEXT, "topk": 2}, "'topk'.*top_k"), ({"inputs": TEXT, "top_k": "2"}, "top_k is"),
     ]:  # fmt: skip
         with pytest.raises(BadRequest, match=words):

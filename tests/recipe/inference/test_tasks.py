@@ -174,6 +174,7 @@ def entailing(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
         # Left out, the score of "film" would be that of the only label.
         ({"candidate_labels": ["film", ""]}, r"candidate_labels\[1\] is ''"),
         ({"candidate_labels": ", ,"}, "names no label"),
+        ({"candidate_labels": 5}, r"Give a text or a list of texts\.$"),
         ({"hypothesis_template": "{} {0}"}, r"\{0\} in several places"),
     ],
 )

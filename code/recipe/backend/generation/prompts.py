@@ -155,12 +155,6 @@ class Prompts:
 
         for index, message in enumerate(messages):
             turns.pause()
-            if "name" in message and not is_read(index, name=f"{message['name']}-"):
-                raise BadRequest(
-                    f"The model's chat template ignores the name of messages[{index}]. Remove it,"
-                    " or put it into the content.",
-                    f"messages[{index}]",
-                )
             if message["content"].strip() not in text and not is_read(index, content="-"):
                 raise BadRequest(
                     f"The model's chat template ignores messages[{index}], of role"

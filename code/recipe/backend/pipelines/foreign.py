@@ -121,7 +121,11 @@ class Foreign(ServedTask):
 
     def describe(self) -> dict[str, Any]:
         if not (keys := [key for key in self.reads.parts if key]):
-            return super().describe()
+            described = super().describe()
+            if self.reads.bare in ("image", "audio", "video"):
+                example = 'Send the file, or for example {"inputs": "the file in base64"}.'
+                described["bodies"]["example"] = example
+            return described
         # The parts of an object may stand in the body itself.
         pairs = [*itertools.permutations([*keys, "image"], 2)]
         return {**super().describe(), "bodies": {"texts": TEXT_KEYS[:1], "pairs": pairs}}

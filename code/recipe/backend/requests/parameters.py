@@ -145,3 +145,5 @@ RULES: Mapping[str, Rule] = {
     "length_penalty": number(-1e6, 1e6),
 }  # fmt: skip
 """The valid values of each parameter of any task."""
+REQUIRED = {"candidate_labels"}
+"""Parameters without which their tasks have no answer."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recipe.backend.requests.parameters import RULES, are_texts
+from recipe.backend.requests.parameters import REQUIRED, RULES, are_texts
 from recipe.spec import TEXT_NAMES, CellKind, Form, normalize_name
 
 TEXT_KEYS = ("inputs", *TEXT_NAMES)
@@ -78,8 +78,8 @@ class Request:
                 )
             if value is not None and not RULES[name].is_right(value):
                 shown = json.dumps(value)[:60]
-                words = f"{name} is {shown}. Give {RULES[name].words}, or leave it out."
-                raise BadRequest(words, name)
+                way_out = "" if name in REQUIRED else ", or leave it out"
+                raise BadRequest(f"{name} is {shown}. Give {RULES[name].words}{way_out}.", name)
         parameters = self.parameters.items()
         kept = {k: value for k, value in parameters if value is not None or k in nullable}
         return self if len(kept) == len(parameters) else replace(self, parameters=kept)

@@ -23,10 +23,6 @@ from amphora.serving.protocol.media_types import bad_request
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 """How a text ends, in the words of TGI's API."""
 TEXT_KEY = "inputs"
-EXAMPLE = (
-    'Send for example {"inputs": ["a text", "another"]}, or {"inputs": "the file in base64"} for a '
-    "model of images or audio."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +36,8 @@ class ModelTraits:
     """Keys and columns that hold a text."""
     pairs: Sequence[tuple[str, str]] = ()
     """Keys and columns that hold two texts together."""
+    example: str = 'Send for example {"inputs": ["a text", "another"]}.'
+    """What an error about a body without inputs proposes."""
     columns: Sequence[str] = ()
     """The text columns of its training data."""
     settings: Collection[str] = ()

@@ -11,7 +11,6 @@ from typing import Any
 
 from amphora.serving.api import huggingface, media, openai, tei, tgi, write
 from amphora.serving.api.canonical import (
-    EXAMPLE,
     AnyRequest,
     Encode,
     Generate,
@@ -209,7 +208,7 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
     if route in _READERS or route in model.passed.values():
         if kind != media.JSON:
             raise media.unsupported_type(f"{route} takes {media.JSON}, not {content_type!r}.")
-        return Exchange(requests=[_read_route(route, huggingface.read_json(body), model)])
+        return Exchange(requests=[_read_route(route, huggingface.read_json(body, model), model)])
     if kind.partition("/")[0] in media.FILES:
         return Exchange(requests=[huggingface.read_file(body)])
     known = (media.JSON, media.JSON_LINES, media.CSV, media.TEXT)
@@ -221,7 +220,7 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
     media.check_utf8(content_type)
     if kind == media.JSON_LINES:
         lines = huggingface.read_lines(body, lambda line: _read_any(line, model))
-        return _gather(lines)
+        return _gather(lines, model)
     if kind == media.CSV:
         return _read_csv(body, content_type, model)
     if kind == media.TEXT:
@@ -231,7 +230,7 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
 
 def _read_any(body: bytes, model: ModelTraits) -> AnyRequest:
     """Read a JSON body by the keys that it has."""
-    document = huggingface.read_json(body)
+    document = huggingface.read_json(body, model)
     if isinstance(document, dict) and (route := route_of(document, model)):
         return _read_route(route, document, model)
     return huggingface.read_document(document, model)
@@ -288,11 +287,12 @@ def _read_csv(body: bytes, content_type: str, model: ModelTraits) -> Exchange:
         [
             row if isinstance(row, Fault) else huggingface.read_document({"inputs": row}, model)
             for row in rows
-        ]
+        ],
+        model,
     )
 
 
-def _gather(lines: Sequence[AnyRequest | Fault]) -> Exchange:
+def _gather(lines: Sequence[AnyRequest | Fault], model: ModelTraits) -> Exchange:
     """Return the exchange of records: those of equal parameters are one request."""
     requests: list[AnyRequest] = []
     records: list[tuple[int, int | None] | Fault] = []
@@ -315,6 +315,6 @@ def _gather(lines: Sequence[AnyRequest | Fault]) -> Exchange:
     if not requests:
         raise next(
             (r for r in records if isinstance(r, Fault)),
-            bad_request(f"The request holds no inputs. {EXAMPLE}"),
+            bad_request(f"The request holds no inputs. {model.example}"),
         )
     return Exchange(requests=requests, records=records)

@@ -16,7 +16,6 @@ from typing import Any
 
 from amphora.serving.api import media, tgi
 from amphora.serving.api.canonical import (
-    EXAMPLE,
     TEXT_KEY,
     AnyRequest,
     Encode,
@@ -54,7 +53,7 @@ def text_of(body: str | bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-def read_json(body: bytes) -> Any:
+def read_json(body: bytes, model: ModelTraits) -> Any:
     """Return the value of a JSON body. Raise Fault (400) if it is not JSON, a key stands twice with
     two values, or a text cannot be written as UTF-8."""
 
@@ -75,7 +74,7 @@ def read_json(body: bytes) -> Any:
             text_of(body), parse_constant=refuse_constant, object_pairs_hook=as_object
         )
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}. {EXAMPLE}") from error
+        raise bad_request(f"The body is not valid JSON: {error}. {model.example}") from error
     # In valid UTF-8 only JSON's escapes make half of a surrogate pair.
     if _ESCAPED_HALF.search(body):
         _check_encodable(document)
@@ -119,7 +118,7 @@ def read_document(
         else:
             raise bad_request(
                 f"The request has no 'inputs', but {', '.join(map(repr, document)) or 'nothing'}. "
-                f"{EXAMPLE}",
+                f"{model.example}",
                 "inputs",
             )
         if nested is not None and not isinstance(nested, dict):
@@ -135,7 +134,7 @@ def read_document(
     is_list = isinstance(inputs, list) and not is_conversation(inputs)
     values = inputs if is_list else [inputs]
     if not values:
-        raise bad_request(f"The request holds no inputs. {EXAMPLE}")
+        raise bad_request(f"The request holds no inputs. {model.example}")
     if model.settings:
         texts = [_unwrapped(value, model) for value in values]
         prompts = texts if is_list else texts[0]
@@ -163,7 +162,7 @@ def read_text(body: bytes, model: ModelTraits) -> Encode | Generate:
     """Return the request of a plain text in UTF-8."""
     text = text_of(body)
     if not text.strip():
-        raise bad_request(f"The request holds no inputs. {EXAMPLE}")
+        raise bad_request(f"The request holds no inputs. {model.example}")
     return read_document({TEXT_KEY: text}, model)
 
 

@@ -37,16 +37,18 @@ REMARKS = {
 """Keys about the client, storage or billing, which do not change the answer."""
 _IDLE: Mapping[str, Sequence[Any]] = {
     "best_of": [1], "modalities": [["text"]], "use_beam_search": [False], "ignore_eos": [False],
-    "skip_special_tokens": [True], "echo": [False], "store": [False], "suffix": [""], "min_p": [0],
+    "skip_special_tokens": [True], "echo": [False], "store": [False], "suffix": [""],
     "presence_penalty": [0], "frequency_penalty": [0], "logit_bias": [{}], "logprobs": [False],
     "top_logprobs": [0], "length_penalty": [1],
 }  # fmt: skip
 """Keys that are not supported, with the values that change nothing."""
-_SETTINGS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed",
-             "repetition_penalty")  # fmt: skip
+_OTHERS = {"best_of", "modalities", "store", "suffix", "functions"}
+"""Those of them that vLLM does not support, either."""
+_SETTINGS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop",
+             "seed", "repetition_penalty")  # fmt: skip
 _STREAMS = ("stream", "stream_options")
 _CHAT_KEYS = ("max_completion_tokens", "response_format", "tools", "functions", "tool_choice",
-              "parallel_tool_calls")  # fmt: skip
+              "parallel_tool_calls", "reasoning_effort")  # fmt: skip
 _ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -64,10 +66,11 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
             "tool_choice": ["none", "auto"]}  # fmt: skip
     for name, values in idle.items():
         if name in body and not any(_are_same(body[name], value) for value in values):
-            shown = " or ".join(map(json.dumps, values))
-            raise bad_request(f"{name} is {json.dumps(body[name])[:60]}: give {shown}.", name)
+            engine = "" if name in _OTHERS else ", which only vLLM supports"
+            shown = json.dumps(body[name])[:60]
+            raise bad_request(f"{name} is {shown}{engine}: leave it out.", name)
     if body.get("tools") and body.get("tool_choice") != "none":
-        message = 'tools are not supported: leave them out, or give tool_choice "none".'
+        message = 'Only vLLM supports tools: leave them out, or give tool_choice "none".'
         raise bad_request(message, "tools")
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise bad_request("max_tokens and max_completion_tokens mean the same: give one of them.")
@@ -75,13 +78,10 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
     settings = {name: body[name] for name in _SETTINGS if name in body}
     if "max_completion_tokens" in body:
         settings["max_tokens"] = body["max_completion_tokens"]
-    if (
-        isinstance(settings.get("temperature", 1), (int, float))
-        and settings.get("temperature", 1) > 2
-    ):
-        raise bad_request(
-            f"temperature is {settings['temperature']}: give at most 2.", "temperature"
-        )
+    temperature = settings.get("temperature", 1)
+    if type(temperature) not in (int, float) or not 0 <= temperature <= 2:
+        shown = json.dumps(temperature)[:60]
+        raise bad_request(f"temperature is {shown}: give a number from 0 to 2.", "temperature")
     # The API's defaults replace those of the model's generation_config.json.
     settings = {"temperature": 1.0, "top_p": 1, "top_k": 0, **settings}
     if settings["top_k"] == -1:

@@ -110,9 +110,8 @@ def read_generation(
     if is_tgi:
         if not isinstance(inputs, str):
             raise bad_request('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
+        # As in TGI, these routes decide whether the answer is a stream, and not the body.
         streams = route == GENERATE_STREAM
-        if values.get("stream") and not streams:
-            raise bad_request(f"{route} does not stream: {GENERATE_STREAM} does.", "stream")
         values = {"return_full_text": False, **values, "stream": streams}
     settings = _settings(values, model)
     prompts = _prompts(inputs)
@@ -158,11 +157,14 @@ def _settings(values: Mapping[str, Any], model: ModelTraits) -> dict[str, Any]:
     for name in values:
         if name in _IDLE and name not in takes and name not in idle:
             shown, only = json.dumps(values[name])[:60], json.dumps(_IDLE[name])
-            raise bad_request(f"{name} is {shown}: give {only}, or leave it out.", name)
+            engine = " It needs vLLM." if name in _NAMES or name in _OTHERS else ""
+            raise bad_request(f"{name} is {shown}: give {only}, or leave it out.{engine}", name)
     if unknown := [name for name in values if name not in takes and name not in idle]:
+        elsewhere = [name for name in unknown if name in _NAMES or name in _OTHERS]
+        needs = f" Only vLLM supports {', '.join(elsewhere)}." if elsewhere else ""
         raise bad_request(
             f"text-generation does not take {', '.join(map(repr, unknown))}, but"
-            f" {', '.join(sorted(takes))}.",
+            f" {', '.join(sorted(takes))}.{needs}",
             unknown[0],
         )
     values = {name: value for name, value in values.items() if name not in idle or name in takes}

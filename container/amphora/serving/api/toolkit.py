@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 from typing import Any
 
@@ -111,7 +112,8 @@ def _image(body: bytes) -> Any:
         raise
     except Exception as error:
         # Decoders of damaged images raise exceptions of many types.
-        raise bad_request(f"The body is not a readable image: {error}.") from error
+        why = re.sub(r" ?<_io\.[^<>]*>", "", str(error))
+        raise bad_request(f"The body is not a readable image: {why}.") from error
 
 
 def _csv_records(text: str) -> dict[str, Any]:

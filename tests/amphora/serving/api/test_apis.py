@@ -122,12 +122,21 @@ def test_keys_that_ask_for_nothing_change_nothing(writer: Handlers) -> None:
         assert writer.post("/v1/chat/completions", {**body, **idle})["choices"] == expected, idle
 
 
-def test_a_name_is_read_or_refused(writer: Handlers) -> None:
-    user = {"role": "user", "content": "who", "name": "anna"}
-    writer.post("/v1/chat/completions", {"messages": [user], "max_tokens": 2})
-    system = {"role": "system", "content": "good", "name": "paris"}
-    with pytest.raises(BadRequest, match=r"ignores the name of messages\[0\]"):
-        writer.post("/v1/chat/completions", {"messages": [system, user], "max_tokens": 2})
+def test_what_openais_clients_send_is_taken(writer: Handlers) -> None:
+    chat = {"messages": [{"role": "system", "content": "good"}], "max_tokens": 4, "temperature": 0}
+    (expected,) = writer.post("/v1/chat/completions", chat)["choices"]
+    named = [{**chat["messages"][0], "name": "paris"}]  # type: ignore[index]
+    for more in ({"messages": named}, {"reasoning_effort": "low"}, {"min_p": 0.1}):
+        assert writer.post("/v1/chat/completions", {**chat, **more})["choices"] == [expected]
+    parameters = {"max_new_tokens": 2, "stream": True}
+    answer = writer.post("/generate", {"inputs": TEXT, "stream": True, "parameters": parameters})
+    assert list(answer) == ["generated_text"]
+
+
+def test_a_model_of_texts_proposes_texts(labels: Handlers, vectors: Handlers) -> None:
+    for body, words in (({"a": 1}, r'\["a text", "another"\]}\.$'), (b"{", r'"another"\]}\.$')):
+        with pytest.raises(BadRequest, match=words):
+            labels.ask(body)
 
 
 def test_an_object_is_answered_and_truncated_as_by_the_pipeline(labels: Handlers) -> None:
@@ -351,8 +360,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
 
 @pytest.mark.parametrize(("name", "path", "body", "words", "param"), [
     ("writer", "/generate", {"inputs": [TEXT]}, "Send", "inputs"),
-    ("writer", "/generate", {"inputs": TEXT, "parameters": {"stream": True}}, "stream", "stream"),
-    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "grammar", "grammar"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "Only vLLM supports grammar", "grammar"),
     ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", "watermark"),
     ("writer", "/v1/completions", {"prompt": "a", "logit_bias": {"9": 1}}, "logit_bias", "logit_bias"),
     ("writer", "/v1/completions", {"prompt": "a", "n": 2, "stream": True}, "Only one text", None),
@@ -364,8 +372,9 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
     ("writer", "/v1/completions", {"prompt": "a", "echo": True}, "echo", "echo"),
     ("writer", "/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "suffix"),
     ("writer", "/v1/completions", {"prompt": "a", "best_of": 3}, "best_of", "best_of"),
-    ("writer", "/v1/chat/completions", {**CHAT, "min_p": 0.5}, "min_p is 0.5: give 0", "min_p"),
-    ("writer", "/v1/completions", {"prompt": "a", "logprobs": 1}, "logprobs is 1", "logprobs"),
+    ("writer", "/v1/chat/completions", {**CHAT, "min_p": 2}, "min_p is 2", "min_p"),
+    ("writer", "/v1/chat/completions", {**CHAT, "temperature": -1}, "temperature is -1: give a number from 0 to 2", "temperature"),
+    ("writer", "/v1/completions", {"prompt": "a", "logprobs": 1}, "logprobs is 1, which only vLLM supports: leave it out", "logprobs"),
     ("writer", "/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream: true", "stream_options"),
     ("writer", "/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}}, "obfuscation", "stream_options"),
     ("writer", "/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tool_choice", "tools"),

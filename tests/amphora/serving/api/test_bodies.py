@@ -9,7 +9,7 @@ import pytest
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from amphora.serving.api import exchange, media, write
+from amphora.serving.api import exchange, media, toolkit, write
 from amphora.serving.api.canonical import ModelTraits
 from amphora.serving.api.exchange import Exchange
 from amphora.serving.api.write import Unencodable
@@ -367,3 +367,8 @@ def test_a_long_answer_is_written_with_pauses() -> None:
         expected = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         assert write.document(value, pause)[0].decode() == expected
         assert pauses >= (4 if len(expected) > 10_000 else 0)
+
+
+def test_an_error_names_no_object_in_memory() -> None:
+    with pytest.raises(Fault, match=r"readable image: cannot identify image file\.$"):
+        toolkit.decode(b"abc", "image/png")
