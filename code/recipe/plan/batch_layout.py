@@ -256,7 +256,7 @@ def layouts(
     objective.prepare(model, packs)
     computed = sum(layout.computed_tokens(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / computed
-    is_refused = loaded.packing is None and not layout.balanced
+    is_refused = bool(objective.packable) and loaded.packing is None and not layout.balanced
     table.add(
         "batch",
         f"{training.size} samples {layout.describe()}, {1 - real:.1%} padding",

@@ -214,6 +214,8 @@ CHOSEN_ONLY = [*PAIRS[:2], {"prompt": "red cat:", "chosen": "cat", "rejected": N
         ("grpo", QUESTIONS, ("--reward_funcs", "few"), DataError, ["1 values", "2 completions"]),
         ("grpo", QUESTIONS, ("--reward_funcs", "broken"), DataError, ["KeyError", "'answers'", "line 1"]),
         ("grpo", QUESTIONS, ("--reward_funcs", "vowel"), HyperparameterError, ["vowels", "rewards.py"]),
+        ("grpo", QUESTIONS, ("--max_length", "64"), HyperparameterError, ["max_completion_length"]),
+        ("grpo", QUESTIONS, ("--max_completion_length", "125"), DataError, ["line 1", "7 tokens", "128"]),
         ("grpo", QUESTIONS, ("--use_vllm", "True"), HyperparameterError, ["vllm is not installed"]),
     ],
 )  # fmt: skip

@@ -29,7 +29,7 @@ from transformers import (
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.data.column_names import COMPLETION, PROMPT
-from recipe.errors import HyperparameterError, ModelError, did_you_mean
+from recipe.errors import HyperparameterError, ModelError, RowError, did_you_mean
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
 from recipe.models.sources.origin import Origin
@@ -51,7 +51,7 @@ from recipe.tasks.post_training import data, rewards
 from recipe.tasks.post_training.data import ANSWER, CHOSEN, REJECTED
 
 _LEAST_TRL = (1, 16)
-_LONGEST, _GENERATED = 1024, 256
+_LONGEST, _GENERATED, _MOST = 1024, 256, 1 << 20
 _TEACHER = "teacher"
 _REFERENCE = "ref"
 """TRL's name of the adapter that is its reference."""
@@ -116,7 +116,9 @@ _KINDS: Mapping[str, _Kind] = {
         About(title="Reward model", pipeline="text-classification",
               purpose="score answers as its pairs do",
               metrics="The accuracy is how often the chosen answer has the higher score, the "
-              "margin how much higher it is.", headline=("accuracy", "margin", "loss")),
+              "margin how much higher it is. A request's text is prompt and answer as in "
+              "training: with the end token, or as the chat template writes them.",
+              headline=("accuracy", "margin", "loss")),
         ("accuracy", "margin", "mean_reward"),
     ),
     "grpo": _Kind(
@@ -205,6 +207,12 @@ class PostTraining(Task):
                 "Hyperparameter use_vllm has value True, but vllm is not installed.",
                 "Leave it out: transformers generates; or list vllm in requirements.txt.",
             )
+        if self.kind.generates and settings.max_length:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {settings.max_length}, and task={self.name} "
+                "cuts no prompts.",
+                "Leave it out; max_completion_length limits what is generated.",
+            )
         names = [*_KINDS[self.name].curves, *self.kind.about.headline]
         self.check_best([name for name in names if name != "loss"])
         self.objective = _ByTrl(self)
@@ -283,8 +291,10 @@ class PostTraining(Task):
         return teacher.requires_grad_(False)
 
     def longest(self, model: PreTrainedModel, tokenizer: Tokenizer) -> int:
-        """Return at how many tokens prompt and answer together are cut."""
-        return pretrained.longest_input(model, tokenizer, self.data_settings.max_length, _LONGEST)
+        """Return at how many tokens prompt and answer together are cut, or how many the model
+        reads if it generates the answer."""
+        usual = _MOST if self.kind.generates else _LONGEST
+        return pretrained.longest_input(model, tokenizer, self.data_settings.max_length, usual)
 
     def tokenize_split(
         self, name: str, split: Dataset, tokenizer: Tokenizer, max_length: int
@@ -292,6 +302,15 @@ class PostTraining(Task):
         """Return samples of the tokens of the longer answers, which are only counted: TRL's
         trainer tokenizes the rows itself."""
         rows = [max(_tokens(tokenizer, row), key=len)[:max_length] for row in split]
+        generated = self.model_settings.max_completion_length or _GENERATED
+        for number, row in enumerate(rows if self.kind.generates else ()):
+            if len(row) + generated > max_length:
+                raise RowError(
+                    number,
+                    f"{{row}} has a prompt of {len(row)} tokens, and max_completion_length is "
+                    f"{generated}: the model reads {max_length} together.",
+                    "Lower max_completion_length, or leave the row out.",
+                )
         digests = [hashlib.sha256(repr(row).encode()).digest()[:8] for row in split]
         labels = np.frombuffer(b"".join(digests), np.int64)
         if self.name == "grpo" and name == "train":
