@@ -248,8 +248,8 @@ eos_token pad_token special_tokens tokenizer_type chat_template_path template | 
   it is the tokenizer's own (tokenizer_config.json in the channel called model).
 chosen_column rejected_column rejected_text_column | Give columns=chosen:...,rejected:... with the
   names of the columns.
-ref_model model_ref | Leave it out: the reference is the model at the start; with lora_r it is only an
-  adapter.
+ref_model model_ref | Leave it out: the reference is the model at the start; with lora_r it is only
+  an adapter.
 reward_model | Give reward_funcs: exact_answer, format, length, or functions of rewards.py, which
   may load a model.
 stage rl | Give task: causal-lm (sft, pt), dpo, kto, orpo, reward (rm) or grpo.
