@@ -155,6 +155,7 @@ gpu-truth gpu-speed gpu-serve: setup
 
 # All three, small, on whatever is here.
 gpu-smoke: setup
+	$(BIN)/python benchmarks/gpu/graph.py
 	for stage in truth speed serve; do $(BIN)/python benchmarks/gpu/$$stage.py --smoke --seconds 1500 || exit 1; done
 
 # What such a machine lacks if it has no network: build/gpu-kit.

@@ -1,5 +1,8 @@
 """What a step does otherwise on a GPU, tried on a CPU: stops and buffers."""
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +18,9 @@ from recipe.runtime import distribution, transfers
 from recipe.training import engine as engines
 from recipe.training import interruptions
 from tests.support import packed_batches
+from tests.support.job_tree import clean_environ
 from tests.support.jobs import Job
+from tests.support.paths import ROOT
 from tests.support.tasks import CASES, make
 
 
@@ -89,6 +94,21 @@ def test_logits_of_an_evaluation_leave_the_device_batch_by_batch(
     answers = trainer.evaluation_loop(trainer.eval_dataset, "").predictions
     assert (answers == expected).all() and not on_device
     assert len(copied) >= 8 and len(answers) == 16
+
+
+@pytest.mark.heavy
+def test_a_step_of_rows_is_one_graph() -> None:
+    script = ROOT / "benchmarks" / "gpu" / "graph.py"
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False,
+        env=clean_environ(OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, (rows, result.stderr[-2000:])
+    assert [row["model"] for row in rows] == ["BERT", "ModernBERT", "Llama, LoRA"]
+    assert all(row["batches"] > row["shapes"] for row in rows)
+    assert rows[0]["casts"] == 2, "those of the loss; the others' rotary positions have more"
+    assert all(row["casts by autocast"] > 5 for row in rows), "it counts nothing"
 
 
 IN_EVERY_CHECK = ("sentence-embedding", "causal-lm, LoRA")
