@@ -29,6 +29,11 @@ ATTENTION = "flat"
 LOWEST_CAPABILITY = (8, 0)
 _WIDEST_HEAD = 256
 _DTYPES = (torch.bfloat16, torch.float16)
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor starts, float dropout, bool causal, "
+    "SymInt? window, float scale"
+)
+"""Those of the operators below: versions of torch differ in how they read annotations."""
 
 
 def why_not(
@@ -153,7 +158,9 @@ def attend(
 
 
 # An operator to compilers and fake tensors, as flash attention is: both read `starts`.
-@torch.library.custom_op("amphora::attend_samples", mutates_args=())
+@torch.library.custom_op(
+    "amphora::attend_samples", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+)
 def attend_samples(
     query: Tensor,
     key: Tensor,
@@ -174,7 +181,11 @@ def attend_samples(
     return torch.cat(parts).to(query.dtype), seed
 
 
-@torch.library.custom_op("amphora::attend_samples_backward", mutates_args=())
+@torch.library.custom_op(
+    "amphora::attend_samples_backward",
+    mutates_args=(),
+    schema=f"(Tensor gradient, {_ARGUMENTS}, Tensor seed) -> (Tensor, Tensor, Tensor)",
+)
 def _sample_gradients(
     gradient: Tensor,
     query: Tensor,
