@@ -81,10 +81,8 @@ class Front:
             for name, value in requests.items()
         }
         entries = [
-            messages.Entry(
-                id=name, size=len(body), content_type="application/json",
-                accept="application/json", headers={},
-            )
+            {"id": name, "size": len(body), "content_type": "application/json",
+             "accept": "application/json", "headers": {}, "path": "/invocations"}
             for name, body in bodies.items()
         ]  # fmt: skip
         self.tell(messages.Batch(batch=self.number, items=entries), b"".join(bodies.values()))

@@ -47,15 +47,13 @@ class Exchange:
     """For each line of JSON Lines or row of CSV the number of its request, and the number of its
     inputs if they are a list; or why it was refused. None for other bodies."""
     numbers: list[int] = field(default_factory=list)
-    """For each request its number, which those have in common that one was split into."""
+    """For each request its number, which those have in common that one was split into; empty if
+    none was."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
     nests_labels: bool = False
     """Whether the labels of one text are a list in a list, as Hugging Face's clients expect, which
     take the first entry; their pipeline's is a list."""
-
-    def __post_init__(self) -> None:
-        self.numbers = list(range(len(self.requests)))
 
     def split(self, index: int) -> bool:
         """Replace a request by several with fewer inputs each, so that an invalid record costs no
@@ -66,8 +64,9 @@ class Exchange:
         size = max(1, len(request.inputs) // _PARTS)
         starts = range(0, len(request.inputs), size)
         parts = [replace(request, inputs=request.inputs[start : start + size]) for start in starts]
-        self.requests[index : index + 1] = parts
+        self.numbers = self.numbers or list(range(len(self.requests)))
         self.numbers[index : index + 1] = [self.numbers[index]] * len(parts)
+        self.requests[index : index + 1] = parts
         return True
 
     def write(
@@ -124,11 +123,11 @@ class Exchange:
         """Return the answer to each record. Raise Fault if all were refused."""
         assert self.records is not None
         notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
-        rest: list[Iterator[tuple[Any, str]]] = [iter(())] * len(self.requests)
-        for number, request, prediction in zip(
-            self.numbers, self.requests, predictions, strict=True
-        ):
-            rest[number] = itertools.chain(rest[number], _entries_of(request, prediction))
+        numbers = self.numbers or range(len(self.requests))
+        parts: dict[int, list[Iterator[tuple[Any, str]]]] = {number: [] for number in numbers}
+        for number, request, prediction in zip(numbers, self.requests, predictions, strict=True):
+            parts[number].append(_entries_of(request, prediction))
+        rest = {number: itertools.chain.from_iterable(some) for number, some in parts.items()}
         answers: list[Any] = []
         faults: list[Fault] = []
         is_answered = False
@@ -142,8 +141,8 @@ class Exchange:
             for note in {note for _, note in some if note}:
                 notes[note].append(index)
             entries = []
-            for entry, _ in some:
-                if isinstance(entry, Exception):
+            for entry, note in some:
+                if note == "Failed":
                     faults.append(_advised(entry))
                     entry = error_entry(str(faults[-1]), faults[-1].code)
                 else:

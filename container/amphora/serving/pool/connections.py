@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import Batch, Cancel, Credit, Entry
+from amphora.serving.protocol.messages import Batch, Cancel, Credit
 
 LOG = logging.getLogger("amphora.pool")
+_SENT = ("id", "content_type", "accept", "headers", "path")
+"""What a worker is told of a call, apart from its body."""
 
 
 @dataclass(kw_only=True)
@@ -98,11 +100,8 @@ class WorkerConnection:
         for call in batch:
             call.batch = self.batch
             self.calls[call.id] = call
-            entry = Entry(
-                id=call.id, size=len(call.body), content_type=call.content_type,
-                accept=call.accept, headers=call.headers, path=call.path,
-            )  # fmt: skip
-            items.append(entry)
+            entry = {name: getattr(call, name) for name in _SENT}
+            items.append({**entry, "size": len(call.body)})
         message = Batch(batch=self.batch, items=items)
         self.writer.write(messages.pack(message, b"".join(call.body for call in batch)))
 

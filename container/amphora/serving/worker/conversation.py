@@ -88,12 +88,12 @@ class Conversation:
             self._number = message.batch
             position = 0
             for entry in message.items:
-                part = body[position : position + entry.size]
-                position += entry.size
-                kind, accept = entry.content_type, entry.accept
-                headers = {"content-type": kind, "accept": accept, **entry.headers}
-                context = Context(entry.id, headers, self._runner.settings, entry.path)
-                self._arrived.append(Item(entry.id, part, kind, accept, context))
+                part = body[position : position + entry["size"]]
+                position += entry["size"]
+                kind, accept = entry["content_type"], entry["accept"]
+                headers = {"content-type": kind, "accept": accept, **entry["headers"]}
+                context = Context(entry["id"], headers, self._runner.settings, entry["path"])
+                self._arrived.append(Item(entry["id"], part, kind, accept, context))
         elif isinstance(message, messages.Credit) and message.id in self._credit:
             self._credit[message.id] += message.count
         elif isinstance(message, messages.Cancel):
