@@ -136,7 +136,9 @@ class ModelRunner:
                     continue
                 message, param = map(request.renamed, (str(fault), fault.param or ""))
                 item.faults[index] = Fault(fault.status, fault.code, message, param or None)
-                item.faults[index].__cause__ = fault.__cause__
+                if len(item.faults) == 1:
+                    # Only the first may be raised. The frames of others would take memory.
+                    item.faults[index].__cause__ = fault.__cause__
         if not item.data:
             item.exchange.write([*item.faults.values()], item.accept)  # raises the first
         self._measure(item, item.data)

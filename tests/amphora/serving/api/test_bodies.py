@@ -372,3 +372,11 @@ def test_a_long_answer_is_written_with_pauses() -> None:
 def test_an_error_names_no_object_in_memory() -> None:
     with pytest.raises(Fault, match=r"readable image: cannot identify image file\.$"):
         toolkit.decode(b"abc", "image/png")
+
+
+def test_many_invalid_records_cost_only_their_own_answers() -> None:
+    lines = [b"7"] * 2_000
+    lines[1_200] = b'"a"'
+    answers, _ = answered(b"\n".join(lines), "application/jsonlines")
+    assert answers[1_200] == "a"
+    assert sum("error" in answer for answer in answers) == len(lines) - 1
