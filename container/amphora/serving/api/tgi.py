@@ -154,13 +154,14 @@ def _settings(values: Mapping[str, Any], model: ModelTraits) -> dict[str, Any]:
     """
     takes = parameters_by(model.settings)
     idle = [name for name in values if name in _IDLE and values[name] == _IDLE[name]]
+    known = {} if model.passed else {**_NAMES, **_OTHERS}
+    elsewhere = [n for n in values if n in known and n not in takes and n not in idle]
     for name in values:
         if name in _IDLE and name not in takes and name not in idle:
             shown, only = json.dumps(values[name])[:60], json.dumps(_IDLE[name])
-            engine = " It needs vLLM." if name in _NAMES or name in _OTHERS else ""
+            engine = " It needs vLLM." if name in elsewhere else ""
             raise bad_request(f"{name} is {shown}: give {only}, or leave it out.{engine}", name)
     if unknown := [name for name in values if name not in takes and name not in idle]:
-        elsewhere = [name for name in unknown if name in _NAMES or name in _OTHERS]
         needs = f" Only vLLM supports {', '.join(elsewhere)}." if elsewhere else ""
         raise bad_request(
             f"text-generation does not take {', '.join(map(repr, unknown))}, but"

@@ -16,7 +16,7 @@ from amphora.serving.protocol.messages import Batch, Cancel, Credit
 
 LOG = logging.getLogger("amphora.pool")
 _SENT = ("id", "content_type", "accept", "headers", "path")
-"""What a worker is told of a call, apart from its body."""
+"""What a worker gets of a call, apart from its body."""
 
 
 @dataclass(kw_only=True)
