@@ -16,6 +16,8 @@ from recipe import column_words
 from recipe.option_fields import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
+_SHORT = 4
+"""Letters of a word that may end another one by chance: `context`."""
 _NUMBER = re.compile(r"\d+$|[\s_-][a-eA-E]$|(?<=[a-z])[A-E]$")
 
 
@@ -57,11 +59,9 @@ class Column:
     """More aliases, which count only if the hyperparameter `task` is given."""
     weak_names: Sequence[str] = ()
     """Names that count only if no other column may be meant: `title` may be a part of a text."""
-    similar_names: frozenset[str] = frozenset()
-    """Names, those of other languages among them, that count as weak ones if no column has one of
-    `names`."""
-    nouns: frozenset[str] = frozenset()
-    """The same for last words of longer names: `clean_text`."""
+    words: frozenset[str] = frozenset()
+    """Last words of names, or whole ones, that count as weak ones if no column has one of `names`:
+    `clean_text`."""
     marks: frozenset[str] = frozenset()
     """The same for first words: `is_spam`."""
     is_optional: bool = False
@@ -77,13 +77,15 @@ class Column:
     """Whether other tasks may not leave it unread. They may leave out identifiers, for example."""
 
     def is_like(self, name: str) -> bool:
-        """Return whether a name is one of `similar_names`, or ends or begins as its names do."""
+        """Return whether a name ends in one of `words`, or begins with one of `marks`."""
         words = column_words.words_of(name)
-        is_long = len(words) > 1
+        plain = column_words.plain_word(name)
         return (
-            name.strip().lower() in self.similar_names
-            or (is_long and not self.nouns.isdisjoint({words[-1], f"{words[-1]}s"}))
-            or (is_long and words[0] in self.marks)
+            not self.words.isdisjoint({plain, words[-1], f"{words[-1]}s"})
+            or (len(words) > 1 and words[0] in self.marks)
+            # Scripts without spaces, and compounds: `Kundenmeinung`.
+            or any(plain.endswith(word) for word in self.words if not word.isascii())
+            or any(words[-1].endswith(word) for word in self.words if len(word) > _SHORT)
         )
 
 
@@ -111,7 +113,7 @@ class Form:
     def with_pair(self, pair: tuple[str, str]) -> Form:
         """Return the form whose first two columns have the names of one pair, and no others."""
         named = (
-            replace(column, names=(name,), nouns=frozenset(), similar_names=frozenset())
+            replace(column, names=(name,), words=frozenset())
             for column, name in zip(self.columns, pair, strict=False)
         )
         return replace(self, columns=(*named, *self.columns[2:]))
@@ -227,9 +229,23 @@ TEXT = Column(
     kind=CellKind.TEXT,
     setting="text_column",
     weak_names=("title", "headline", "description"),
-    nouns=column_words.TEXT_NOUNS,
-    similar_names=column_words.TEXTS,
+    words=column_words.TEXTS,
 )
+HEADING = Column(
+    role="text",
+    names=("subject", "headline", "review_title", "question_title"),
+    kind=CellKind.TEXT,
+    setting="text_column",
+    words=column_words.SUBJECTS,
+)
+HEADED = replace(
+    TEXT,
+    role="text_pair",
+    names=(*(name for name in TEXT_NAMES if name not in ("title", "headline")), "question_content"),
+    setting="text_pair_column",
+    weak_names=(),
+)
+"""A text below a heading."""
 TEXT_PAIR = Column(
     role="text_pair", names=("text_pair",), kind=CellKind.TEXT, setting="text_pair_column"
 )
@@ -243,7 +259,16 @@ SCORE_NAMES = (
     *("relevance_score", "is_relevant", "relevant"),
 )
 PAIR_LABEL_NAMES = (
-    *(*LABEL_NAMES, "gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality"),
+    *(
+        *LABEL_NAMES,
+        "gold_label",
+        "is_duplicate",
+        "duplicate",
+        "duplicates",
+        "is_match",
+        "is_paraphrase",
+        "quality",
+    ),
     *(*SCORE_NAMES, "entailment_judgment", "entailment", "esci_label"),
 )
 LABEL = Column(
@@ -251,9 +276,8 @@ LABEL = Column(
     names=LABEL_NAMES,
     setting="label_column",
     weak_names=("score", "category", "topic"),  # `score` may count votes
-    nouns=column_words.LABEL_NOUNS,
+    words=column_words.LABELS,
     marks=column_words.LABEL_MARKS,
-    similar_names=column_words.LABELS,
     is_target=True,
     is_list=True,
 )
@@ -295,7 +319,8 @@ SUMMARY_PAIRS: Sequence[tuple[str, str]] = (
         ("description", "abstract"), ("report", "summary"), ("body", "summary"),
         ("content", "summary"), ("news_body", "news_title"), ("extract_text", "summary_text"),
         ("transcript", "summary"), ("documents", "tldr"), ("text", "tldr"), ("text", "headline"),
-        ("article", "headline"), ("text", "abstract"), ("email_body", "subject_line"),
+        ("text", "headlines"), ("article", "headline"), ("text", "abstract"),
+        ("email_body", "subject_line"),
     )  # fmt: skip
 """The names of a text and of its summary."""
 MESSAGES_NAMES = ("messages", "conversations", "conversation", "chat")
@@ -334,7 +359,16 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
         CONTEXT: (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),
             *("system_message", "history", "prefix", "tools", "functions", "story", "contexts"),
-            *("documents", "knowledge", "schema", "dialogue", "dialog", "hypothesis", "subject"),
+            *(
+                "documents",
+                "summaries",
+                "knowledge",
+                "schema",
+                "dialogue",
+                "dialog",
+                "hypothesis",
+                "subject",
+            ),
             *("reply_to", "old_code", "new_code", "bbox", "bboxes", "boxes", "objects", "xmin"),
             *("chat_template_kwargs", "tool_calls", "function_call", "position_ids"),
             *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),

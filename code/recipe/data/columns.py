@@ -220,11 +220,11 @@ def _matching_forms(
             continue
         if is_detection and [column.kind for column in form.columns] == [CellKind.TEXT]:
             # It would leave out columns that may belong to the sample.
+            alone = {*map(normalize_name, (*form.columns[0].names, *form.extras)), *IDENTIFIERS}
             others = [
                 name
                 for name in part.table.column_names
-                if normalize_name(name) not in map(normalize_name, form.columns[0].names)
-                and normalize_name(name.partition(":")[0]) not in IDENTIFIERS
+                if alone.isdisjoint(map(normalize_name, (name, name.partition(":")[0])))
             ]
             if any(_has_values(part, name) for name in others):
                 continue
@@ -311,7 +311,7 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
             return None
         given[role] = names
     is_half = roles.get("text_column") in given and pair is not None and pair not in given
-    if is_half and form.is_pair:
+    if is_half and (form.is_pair or "text_pair" in form.roles):
         return None  # one text was named, not two
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
@@ -342,7 +342,9 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
                 and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
                 and (column.kind is not CellKind.ARTICLES or "qas" in str(field.type))
             ]
-        hits = hits or [field.name for field in free if column.is_like(field.name)]
+        hits = hits or [
+            field.name for field in free if column.is_like(field.name) and not is_list(field.type)
+        ]
         is_free = column.is_optional and not column.is_content
         columns[column.role] = hits[:1] if is_free else hits
     return _Match(form=form, given=given, columns=columns)

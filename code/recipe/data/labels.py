@@ -185,11 +185,14 @@ def shape_of(
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
     items = value if isinstance(value, list) else [value]
+    shown = json.dumps(value, default=str) if isinstance(value, list) else repr(value)
     codes = " Write codes with a letter in front: c3.10." * any(is_fraction(str(i)) for i in items)
     return DataError(
-        f"{part.where(row)} has {value!r} in column {column!r}, which is not a class: a class "
-        "is an integer or a string.",
-        f"Name the column of the classes in the hyperparameter label_column.{codes}",
+        f"{part.where(row)} has {shown} in column {column!r}, which is not a class: a class is an "
+        "integer or a string.",
+        "Remove null from the list."
+        if None in items
+        else f"Name the column of the classes in the hyperparameter label_column.{codes}",
     )
 
 

@@ -52,7 +52,10 @@ _SCORE = Column(
     is_target=True,
 )
 _TEXT = Column(role="text", names=("text",), setting="text_pair_column")
-_POSITIVES = tuple((query, "pos") for query in ("query", "question", "anchor"))
+_POSITIVES = (
+    *itertools.product(("query", "question", "anchor"), ("pos", "answer", "passage", "document")),
+    ("title", "abstract"),
+)
 _PAIRS = (
     *PAIRS,
     ("title", "text"),

@@ -66,7 +66,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         parts = (_read(path, hyperparameters) for path in files[:_FILES])
         part = next((part for part in parts if part is not None), None)
     except UnclearHeader as unclear:
-        likely = _likelihoods(possible, model)
+        likely = _costs(possible, model)
         raise proposals.header_refusal(unclear, likely, hyperparameters) from unclear
     if part is None:
         for task in possible:
@@ -127,17 +127,17 @@ def _prefers(model: Model, task: str) -> bool:
 _ENCODERS = {Model.ENCODER, Model.MASKED, Model.CLASSIFIER}
 
 
-def _likelihoods(tasks: Sequence[str], model: Model) -> dict[str, float]:
-    """Return the tasks that a model can learn, and how much it speaks for each, from 0 to 1."""
-    likelihoods = {}
+def _costs(tasks: Sequence[str], model: Model) -> dict[str, float]:
+    """Return the tasks that a model can learn, and what each adds to the cost of a line."""
+    costs: dict[str, float] = {}
     for task in tasks:
         models = TASKS[task].models
         if model in models:
             is_general = len(models) == len(Model) and model not in _ENCODERS
-            likelihoods[task] = -0.7 if is_general else 0.3 / len(models)
+            costs[task] = 7 if is_general else -3 / len(models)
         elif model in _ENCODERS and models & _ENCODERS:
-            likelihoods[task] = -0.3
-    return likelihoods
+            costs[task] = 3
+    return costs
 
 
 def model_of(config: Mapping[str, Any]) -> Model:
@@ -161,7 +161,7 @@ def _undecided(
     model: Model,
 ) -> HyperparameterError:
     """Return the refusal that has the lines to give, at most three, the likeliest first."""
-    likely = _likelihoods(possible, model)
+    likely = _costs(possible, model)
     for task, error in errors.items():  # what no hyperparameter solves
         if error.is_final and _prefers(model, task):
             raise error

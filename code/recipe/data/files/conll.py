@@ -97,20 +97,10 @@ def read_conll(path: Path, encoding: str) -> Part:
         )
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
-    # Nested entities, as in GermEval: the user must name one of the columns.
-    names_kinds = kinds[0] - {""}, kinds[1] - {""}
-    is_nested = width > 2 and bool(names_kinds[0] & names_kinds[1])
-    if width == 3 + is_counted:  # GermEval's inner entities may have kinds of their own
-        is_nested = all(names_kinds)
     if is_universal:
         names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     else:
-        first = 1 if width > 2 and is_counted else 0
-        others = range(first + 1, width)
-        last = f"column_{width}" if is_nested or (are_numbers and width > 2) else "tags"
-        known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
-        known = _COLUMNS_2003 if len(others) == 3 else known
-        names = dict(zip([TOKENS, *known], [first, *others], strict=True))
+        names = _name_columns(width, is_counted, are_numbers, kinds)
     starts: list[npt.NDArray[np.int64]] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -128,6 +118,29 @@ def read_conll(path: Path, encoding: str) -> Part:
     table = spool_tables(pa.schema([(name, kind) for name in names]), tables())
     lines = np.concatenate([np.empty(0, np.int64), *starts])
     return Part(path=path, format="CoNLL", table=table, lines=lines)
+
+
+def _name_columns(
+    width: int, is_counted: bool, are_numbers: bool, kinds: tuple[set[str], set[str]]
+) -> dict[str, int]:
+    """Return the names of columns and their places.
+
+    Args:
+        is_counted: Whether the first column numbers the words.
+        are_numbers: Whether the last column holds numbers only.
+        kinds: The entities of the last two columns.
+    """
+    # Nested entities, as in GermEval: the user must name one of the columns.
+    inner, outer = kinds[0] - {""}, kinds[1] - {""}
+    is_nested = width > 2 and bool(inner & outer)
+    if width == 3 + is_counted:  # GermEval's inner entities may have kinds of their own
+        is_nested = bool(inner and outer)
+    first = 1 if width > 2 and is_counted else 0
+    others = range(first + 1, width)
+    last = f"column_{width}" if is_nested or (are_numbers and width > 2) else "tags"
+    known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
+    known = _COLUMNS_2003 if len(others) == 3 else known
+    return dict(zip([TOKENS, *known], [first, *others], strict=True))
 
 
 def _check_header(path: Path, line: int, cells: Sequence[str]) -> None:

@@ -100,13 +100,7 @@ def find(
             "Give all of them the same S3DataDistributionType.",
         )
     if not files.get("train") and not sharded:
-        channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
-        raise DataError(
-            f"There is no training data; the job's channels are: {channel_list}."
-            + "".join(f" {note}" for note in notes),
-            "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
-            "as CSV, JSON Lines or Parquet, or with a folder of images for each class.",
-        )
+        raise _no_training_data(channels, notes)
     paths = list(itertools.chain.from_iterable(files.values()))
     for path in paths:
         _check_partitions(path)
@@ -118,6 +112,16 @@ def find(
         notes=notes,
         unclear=frozenset(unclear),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
+    )
+
+
+def _no_training_data(channels: Mapping[str, Path], notes: Sequence[str]) -> DataError:
+    channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+    return DataError(
+        f"There is no training data; the job's channels are: {channel_list}."
+        + "".join(f" {note}" for note in notes),
+        "Give a channel called train (or training) with data of a format in docs/DATA.md, such as "
+        "CSV, JSON Lines or Parquet, or with a folder of images for each class.",
     )
 
 

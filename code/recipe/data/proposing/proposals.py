@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.data import values
+from recipe.data import conversations, values
 from recipe.data.column_settings import (
     ColumnsError,
     is_identifier,
@@ -23,14 +23,7 @@ from recipe.data.column_settings import (
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
-from recipe.data.proposing.column_scores import (
-    Roles,
-    are_numbers,
-    find_named,
-    narrow_form,
-    profile_column,
-    score_assignments,
-)
+from recipe.data.proposing.column_costs import Roles, are_numbers, find_listed, look_of, rank_roles
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
@@ -50,8 +43,8 @@ _FEW = 10
 """Rows in which each may have a label of its own."""
 _TEXTS = {"text", "words", "category", "list", "records"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
-_NEAR = 0.6
-"""How much less likely a line may be than the first one."""
+_NEAR = 6
+"""How much more a line may cost than the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +55,8 @@ class Proposal:
     settings: Mapping[str, str]
     """The hyperparameters to add to the job's, without `task`."""
     selection: ColumnSelection
-    score: float
+    cost: float
+    """The lower, the likelier."""
 
     def line(self, with_task: bool) -> str:
         """Return the hyperparameters as a message shows them: `text_column=a label_column=b`."""
@@ -76,23 +70,24 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
     Each one was checked on the first rows of the file.
 
     Args:
-        tasks: Those that are possible, and how likely each is for the model, from 0 to 1.
+        tasks: Those that are possible, and what each costs for the model.
     """
     ignored = set(settings.ignored_columns)
-    profiles = {name: profile_column(part, name) for name in part.table.column_names
-                if name not in ignored}  # fmt: skip
-    if not {"text", "words"} & {*profiles.values()}:  # texts of a word
-        profiles = {name: "words" if profile in ("codes", "constant") else profile
-                    for name, profile in profiles.items()}  # fmt: skip
+    looks = {name: look_of(part, name) for name in part.table.column_names if name not in ignored}
+    if not {"text", "words"} & {*looks.values()}:  # texts of a word
+        looks = {name: "words" if look == "codes" else look
+                 for name, look in looks.items()}  # fmt: skip
     ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
-    for task, likelihood in tasks.items():
+    for task, task_cost in tasks.items():
         spec = TASKS[task]
         for form in spec.forms:
-            form = narrow_form(form, profiles)
-            for score, roles in score_assignments(form, profiles, settings):
+            known = {*map(normalize_name, looks)}
+            pairs = (pair for pair in form.pairs if known.issuperset(map(normalize_name, pair)))
+            form = next(map(form.with_pair, pairs), form)
+            for cost, roles in rank_roles(form, looks, settings):
                 key = task, *sorted((role, *names) for role, names in roles.items())
-                if key not in ranked or ranked[key][0] < score + likelihood:
-                    ranked[key] = score + likelihood, spec, form, roles
+                if key not in ranked or ranked[key][0] > cost + task_cost:
+                    ranked[key] = cost + task_cost, spec, form, roles
     proposed: dict[object, Proposal] = {
         proposal.line(True): proposal
         for task in tasks
@@ -100,11 +95,11 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
     }
     # Of tasks that read the same, the last of a folder is the most general one.
     ranks = {task: rank for rank, task in enumerate(tasks)}
-    ordered = sorted(ranked.values(), key=lambda item: (-item[0], -ranks[item[1].name]))
-    for score, spec, form, roles in ordered[:_MOST_CHECKED]:
-        if proposed and score < next(iter(proposed.values())).score - _NEAR:
+    ordered = sorted(ranked.values(), key=lambda item: (item[0], -ranks[item[1].name]))
+    for cost, spec, form, roles in ordered[:_MOST_CHECKED]:
+        if proposed and cost > next(iter(proposed.values())).cost + _NEAR:
             break
-        proposal = _checked(part, spec, form, roles, settings, score)
+        proposal = _checked(part, spec, form, roles, settings, cost)
         if proposal is not None:
             read = tuple(sorted(proposal.selection.names))
             proposed.setdefault((spec.folder, read), proposal)
@@ -132,7 +127,7 @@ def _translations(part: Part, spec: TaskSpec, settings: DataSettings) -> Iterato
         line: dict[str, Any] = {"source_lang": source, "target_lang": target}
         with contextlib.suppress(DataError):
             selection = select_columns(part, spec, dataclasses.replace(settings, **line))
-            yield Proposal(task=spec.name, settings=line, selection=selection, score=2.0)
+            yield Proposal(task=spec.name, settings=line, selection=selection, cost=-20)
 
 
 def explained(
@@ -178,15 +173,13 @@ def header_refusal(
     lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] else []
     if lines:
         return DataError(unclear.message, f"Give {'; or '.join(lines)}.")
-    has_texts = any(
-        profile_column(parts[0], name) in _TEXTS for name in parts[0].table.column_names
-    )
+    has_texts = any(look_of(parts[0], name) in _TEXTS for name in parts[0].table.column_names)
     return DataError(unclear.message, unclear.remedy if has_texts else why_none(parts[0]))
 
 
 def check_lone_words(part: Part) -> None:
     """Raise DataError if a file has a word in each row, of sentences that it does not hold."""
-    profiles = {name: profile_column(part, name) for name in part.table.column_names}
+    profiles = {name: look_of(part, name) for name in part.table.column_names}
     for name, profile in profiles.items():
         is_word = normalize_name(name) in _WORD_NAMES and profile in ("codes", "category")
         if is_word and "text" not in profiles.values():
@@ -202,7 +195,7 @@ def check_lone_words(part: Part) -> None:
 def why_none(part: Part) -> str:
     """Return what must change so that a file can be learned, in a sentence."""
     names = part.table.column_names
-    profiles = {profile_column(part, name) for name in names}
+    profiles = {look_of(part, name) for name in names}
     if not profiles & _TEXTS:
         if sum(map(is_identifier, names)) > 1:
             return "It has ids in place of texts: join the texts of queries and documents by them."
@@ -229,7 +222,7 @@ def _names_columns(part: Part) -> bool:
 
 
 def _checked(
-    part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, score: float
+    part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, cost: float
 ) -> Proposal | None:
     """Return the shortest line by which these columns are read; None if none works."""
     for is_short in (True, False):
@@ -249,7 +242,7 @@ def _checked(
                 return None
             read = {role: sorted(names) for role, names in selection.columns.items()}
             if all(read.get(role) == sorted(names) for role, names in roles.items()):
-                return Proposal(task=spec.name, settings=line, selection=selection, score=score)
+                return Proposal(task=spec.name, settings=line, selection=selection, cost=cost)
             break
     return None
 
@@ -264,10 +257,19 @@ def _line(
     """
     line: dict[str, str] = {}
     by_role = [settings.columns] if settings.columns else []
+    named = {
+        form[role].setting
+        for role, names in roles.items()
+        if not is_short or [*names] != find_listed(form[role], part.table.column_names)
+    }
+    pair = {"text_column", "text_pair_column"}
+    if named & pair and pair <= {form[role].setting for role in roles}:
+        named |= pair  # a pair is named as a pair
     for role, names in roles.items():
         column = form[role]
+        is_listed = [*names] == find_listed(column, part.table.column_names)
         if role in settings.columns_by_role or (
-            is_short and [*names] == find_named(column, part.table.column_names)
+            is_short and is_listed and column.setting not in named & pair
         ):
             continue
         if not column.setting:
@@ -296,9 +298,27 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                     raise DataError(f"Column {name!r} does not say where answers begin.")
             elif column.role == "label":
                 values.check_labels(part, name)
-                is_spelled = all(isinstance(cell, str) for cell in cells) and not are_numbers(cells)
-                if is_spelled and len(cells) > _FEW and len({*cells}) > len(cells) / 2:
+                if is_list(part.table.schema.field(name).type):
+                    continue
+                classes = {*map(str, cells)}
+                are_whole = all("." not in text for text in classes)
+                if are_whole and len(cells) > _FEW and len(classes) > len(cells) / 2:
                     raise DataError(f"Column {name!r} has nearly as many values as rows.")
+                if len(cells) > 1 and len(part.distinct(name, 1) or ()) == 1:
+                    raise DataError(f"Column {name!r} has the same value in all rows.")
+            elif column.role == "messages":
+                conversations.read_conversation(part, 0, part.table[name][0].as_py(), name)
+            elif column.role == "tags" and isinstance(cells[0], list):
+                of_words = isinstance(cells[0][0], str)
+                if of_words and not is_list(part.table.schema.field(selection["tokens"]).type):
+                    raise DataError(f"Column {name!r} labels no spans of a text.")
+            elif column.role == "tags" and all(isinstance(cell, str) for cell in cells):
+                if not any(" " in cell or values.container(cell) for cell in cells):
+                    raise DataError(f"Column {name!r} does not hold tags of several words.")
+            elif column.role == "tokens" and is_list(part.table.schema.field(name).type):
+                words = list(itertools.chain(*cells))
+                if not all(isinstance(word, str) and " " not in word for word in words):
+                    raise DataError(f"Column {name!r} does not hold lists of words.")
             elif column.role == "score" and not (
                 is_list(part.table.schema.field(name).type) or are_numbers(cells)
             ):

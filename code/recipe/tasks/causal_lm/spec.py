@@ -10,6 +10,7 @@ from recipe import column_words
 from recipe.option_fields import NOT_BELOW_0, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
+    DESCRIPTIONS,
     MESSAGES_NAMES,
     PROMPT_NAMES,
     SUMMARY_PAIRS,
@@ -38,14 +39,14 @@ _PROMPT = Column(
     names=PROMPT_NAMES,
     kind=CellKind.TEXT,
     setting="prompt_column",
-    similar_names=column_words.QUESTIONS,
+    words=column_words.QUESTIONS,
 )
 _COMPLETION = Column(
     role="completion",
     names=COMPLETION_NAMES,
     kind=CellKind.TEXT,
     setting="completion_column",
-    similar_names=column_words.ANSWERS,
+    words=column_words.ANSWERS,
     is_target=True,
 )
 _TURNS = (
@@ -57,6 +58,10 @@ _TURNS = (
     ("user_message", "assistant_message"),
     ("question_text", "answer_text"),
     ("q", "a"),
+    ("questions", "answers"),
+    ("customer", "agent"),
+    ("user_message", "bot_response"),
+    *(("question", second) for second in ("query", "sql")),
     ("src", "tgt"),
     ("source", "target"),
     *SUMMARY_PAIRS,
@@ -64,6 +69,11 @@ _TURNS = (
 """Names of prompts and completions that count together."""
 _TOPICS = ("category", "topic", "original_question")
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
+_DOCUMENTED = (
+    *DESCRIPTIONS,
+    *("language_score", "token_count", "dump", "file_path", "size", "repo_name", "meta"),
+)
+"""Names of columns that describe a document of a corpus."""
 ALPACA = Form((
     replace(_PROMPT, names=("instruction",), setting=""),
     Column(role="input", names=("input", "context"), kind=CellKind.TEXT),  # Dolly's context
@@ -106,7 +116,7 @@ SPECS = (
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), extras=_TOPICS),
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), pairs=_TURNS, extras=_TOPICS),
             Form((TOKEN_IDS,)),
-            Form((TEXT,)),
+            Form((TEXT,), extras=_DOCUMENTED),
         ),
         models=frozenset({Model.DECODER}),
         options=Options,

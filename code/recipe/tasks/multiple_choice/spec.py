@@ -14,14 +14,25 @@ _CONTEXT = Column(
 )
 _QUESTION = Column(
     role="question",
-    names=("question", "sent2", "question.stem", "question_stem", "query", "ctx"),
+    names=("question", "questions", "sent2", "question.stem", "question_stem", "query", "ctx"),
     names_of_task=("sentence", "goal", "prompt"),
     kind=CellKind.TEXT,
     setting="text_column",
 )
 _ANSWER = Column(
     role="answer",
-    names=("answer", "label", "answer_key", "answer_idx", "answer_index", "gold", "cop"),
+    names=(
+        "answer",
+        "label",
+        "answer_key",
+        "answer_idx",
+        "answer_index",
+        "gold",
+        "cop",
+        "correct",
+        "correct_option",
+        "correct_answer",
+    ),
     setting="label_column",
     is_target=True,
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from recipe.option_fields import Effect, option
 from recipe.spec import (
+    HEADED,
+    HEADING,
     INT8_OPTIONS,
     LABEL,
     PAIR_LABEL_NAMES,
@@ -42,6 +44,7 @@ SPECS = (
             Form((TOKEN_IDS, LABEL)),
             Form((TEXT, TEXT_PAIR, replace(LABEL, names=PAIR_LABEL_NAMES)), pairs=PAIRS),
             Form((TEXT, LABEL)),
+            Form((HEADING, HEADED, LABEL)),
         ),
         owns_settings=True,
         options=Options,

@@ -39,9 +39,9 @@ _TRANSLATIONS = Form(
 _TEXTS = Form(
     (SOURCE, TARGET),
     pairs=(
-        ("source", "target"), ("src", "tgt"), ("src", "trg"), ("source_text", "target_text"),
-        ("input_text", "target_text"), ("text", "target"), ("inputs", "labels"),
-        ("question", "long_answer"),
+        ("source", "target"), ("src", "tgt"), ("src", "trg"), ("src_text", "tgt_text"),
+        ("source_text", "target_text"), ("input_text", "target_text"), ("text", "target"),
+        ("inputs", "labels"), ("question", "long_answer"), ("title", "answer"),
     ),
 )  # fmt: skip
 _PROMPTS = Form((replace(SOURCE, names=PROMPT_NAMES), replace(TARGET, names=COMPLETION_NAMES)))

@@ -1,0 +1,341 @@
+"""Rank the ways to read a file, by the names of its columns and by what they look like.
+
+A way gives columns to the roles of a form. It costs the mean of what its roles cost, by name and by
+look, and what the whole adds; the cheapest is the likeliest. All rules are in the tables below.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe import column_words
+from recipe.column_words import words_of
+from recipe.data import values
+from recipe.data.column_names import SPLIT_COLUMNS, splits_in
+from recipe.data.column_settings import (
+    holds_texts,
+    is_category,
+    is_flag,
+    is_identifier,
+    may_be_text,
+    sample_cells,
+)
+from recipe.data.files.part import Part, is_list, is_number
+from recipe.settings import DataSettings, split_values
+from recipe.spec import (
+    DESCRIPTIONS,
+    IDENTIFIERS,
+    CellKind,
+    Column,
+    Form,
+    name_stem,
+    normalize_name,
+)
+from recipe.task_table import names_of_samples, names_target
+
+LISTED, OF_TASK, SIMILAR, RELATED, AKIN, UNKNOWN = 0, 1, 3, 4, 6, 10
+"""What a name costs: one that a spec lists, for any task or if the task is given, one like it, one
+that ends in a word for the role, one with such a word or with one for a like role, and any other.
+"""
+_ROLE_WORDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "asking": (column_words.ASKING, column_words.TEXTS | column_words.OTHER_TEXTS),
+    "answering": (column_words.ANSWERING, column_words.HEADINGS),
+    "text": (
+        column_words.TEXTS | column_words.OTHER_TEXTS | column_words.ASKING | column_words.HEADINGS,
+        column_words.ANSWERING,
+    ),
+    "found": (column_words.ANSWERING, column_words.TEXTS | column_words.HEADINGS),
+    "label": (column_words.LABELS | column_words.OTHER_LABELS, column_words.LABEL_MARKS),
+}
+"""Words for a role, and for like ones."""
+_ALIKE = dict.fromkeys(("text", "words", "codes", "constant", "list", "records"), 0)
+_LOOKS: Mapping[str, Mapping[str, int]] = {
+    "text": {"text": 0, "words": 3, "list": 6, "category": 9},
+    "answers": _ALIKE,
+    "label": {"flag": 0, "category": 0, "grade": 1, "number": 4, "codes": 6, "list": 6, "words": 9},
+    "score": {"number": 3, "grade": 4, "flag": 4},
+    "lists": {"list": 0, "records": 0},
+    "records": {"records": 0},
+}
+"""What a look costs in a role; a column of another look cannot have it."""
+_SECOND, _STATE = 15, 2
+"""What it costs that other names are listed for a role, or that a name says how far the work on a
+sample is."""
+_STATES = {"status", "state", "department"}
+_UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
+_KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF = 2, 4, 10, 4
+"""What columns that are not read cost, beside `_UNREAD` by their looks: each one that belongs to
+samples by its name; any that may be a label; any if only a text is read;
+a text where a query is."""
+_UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
+"""What it costs that two texts are no pair by their names, or in another order than in the file,
+that a form needs the task, and that there is one role more."""
+_MOST_CANDIDATES = 6
+_LONG, _LONG_CELL, _FEW = 4, 25, 10
+"""Words, and characters, above which a cell is a text rather than some words; values of grades."""
+_QUERIES = {"query", "question", "search"}
+_CONTEXTS = column_words.plain_word(
+    "context kontext contexto contexte input eingabe entrada"
+).split()
+_IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
+_ASKING = {"prompt", "source", "query", "question", "context", "input"}
+_BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
+Roles = Mapping[str, Sequence[str]]
+
+
+def rank_roles(
+    form: Form, looks: Mapping[str, str], settings: DataSettings
+) -> Iterator[tuple[float, Roles]]:
+    """Yield columns for the roles of a form, each with what they cost.
+
+    Args:
+        looks: What each column looks like, by `look_of`.
+    """
+    choices: list[list[tuple[float, Sequence[str]]]] = []
+    columns: list[Column] = []
+    for column in form.columns:
+        scored = _candidates(column, form, looks, settings)
+        if column.is_optional and not scored:
+            continue
+        choices.append(sorted(scored, key=lambda item: item[0])[:_MOST_CANDIDATES])
+        columns.append(column)
+    for combination in itertools.product(*choices):
+        used = [name for _, some in combination for name in some]
+        if not used or len({*used}) < len(used):
+            continue
+        roles = {c.role: some for c, (_, some) in zip(columns, combination, strict=True)}
+        rest = {name: look for name, look in looks.items() if name not in used}
+        is_lone = len(roles) == 1 and columns[0].kind is CellKind.TEXT
+        if is_lone and any(
+            names_target(name) or look == "text" or (look == "records" and _is_known(name))
+            for name, look in rest.items()
+        ):
+            continue  # another text, or a label, belongs to it
+        cost = sum(cost for cost, _ in combination) / len(combination)
+        yield cost + _whole_cost(form, roles, looks), roles
+
+
+def _candidates(
+    column: Column, form: Form, looks: Mapping[str, str], settings: DataSettings
+) -> list[tuple[float, Sequence[str]]]:
+    """Return the columns that can have a role, each with its cost."""
+    if given := _given(column, settings):
+        return [(LISTED, given)]
+    listed = [name for name in looks if _name_cost(column, name) == LISTED]
+    if column.is_repeated and not column.is_list:
+        groups = [listed] if len(listed) > 1 else _groups(looks)
+        return [(-5.0 * bool(listed), group) for group in groups]
+    scored: list[tuple[float, Sequence[str]]] = []
+    for name in looks if not column.is_optional else listed:
+        cost = _role_cost(column, form, name, looks[name])
+        if cost is not None:
+            scored.append((cost + _SECOND * (bool(listed) and name not in listed), (name,)))
+    flags = [name for name, look in looks.items() if look == "flag"]
+    if column.is_list and column.is_target and len(flags) > 1 and not listed:
+        is_other = any(look != "flag" and _name_cost(column, name) == SIMILAR
+                       for name, look in looks.items())  # fmt: skip
+        scored.append((AKIN if is_other else -2, flags))
+    return scored
+
+
+def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
+    """Return what the order of columns, and those that are not read, cost."""
+    used = list(itertools.chain(*roles.values()))
+    rest = [name for name in looks if name not in used and not is_identifier(name)]
+    unread = [name for name in rest if not _describes(name, looks[name])]
+    cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
+    cost += _KNOWN_UNREAD * sum(map(_is_known, unread)) + _NEEDS_TASK * form.needs_task
+    labels = {"flag", "category", "grade"}
+    may_be_label = any(map(names_target, unread)) or labels & {looks[name] for name in unread}
+    has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
+    looks_unread = {looks[name] for name in unread} | ({looks[n] for n in rest} & {"category"})
+    if len(roles) == 1 and (may_be_label or looks_unread - {"nothing", "words"}):
+        cost += _ALONE
+    elif not has_label and may_be_label:
+        cost += _TARGET_UNREAD
+    texts = [some[0] for r, some in roles.items() if form[r].kind is CellKind.TEXT or r == "text"]
+    positions = list(map(list(looks).index, texts))
+    asking = {name for name in (*texts, *unread) if _QUERIES & {*words_of(name)}}
+    is_asked = not asking.isdisjoint(texts)
+    others = [name for name in unread if looks[name] in ("text", "words")]
+    if len(texts) == 1 and asking and others and (is_asked or asking & {*others}):
+        cost += _HALF
+    cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
+    if form.is_pair or "text_pair" in roles:
+        is_listed = all(_name_cost(form[role], roles[role][0]) == LISTED for role in form.roles[:2]
+                        if role in roles)  # fmt: skip
+        heads = [words_of(name)[-1] in column_words.HEADINGS for name in texts]
+        is_pair = is_listed or (heads[0] and "text_pair" in roles and not is_asked)
+        cost += -_UNPAIRED if is_pair else _UNPAIRED
+    return cost
+
+
+def _is_known(name: str) -> bool:
+    """Return whether a name is one of a column of samples of some task."""
+    known = names_of_samples()
+    key, stem = normalize_name(name), name_stem(name)
+    return key in known.single or key in known.parts or (key != stem in known.numbered)
+
+
+def _given(column: Column, settings: DataSettings) -> Sequence[str]:
+    """Return the columns that hyperparameters name for a role."""
+    if column.role in settings.columns_by_role:
+        return settings.columns_by_role[column.role]
+    named = split_values(getattr(settings, column.setting)) if column.setting else []
+    if column.setting == "text_pair_column" and not named:
+        return split_values(settings.text_column)[1:2]
+    return named[:1] if column.setting == "text_column" else named
+
+
+def _groups(looks: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return groups of columns that differ in a number or letter: `answer_a`, `answer_b`."""
+    by_stem: dict[str, list[str]] = {}
+    for name, look in looks.items():
+        key = "" if len(name.strip()) == 1 else name_stem(name)
+        is_named = not name.startswith("column_")  # without a header
+        is_text = look in ("text", "words", "category", "codes")
+        if is_named and is_text and key != normalize_name(name):
+            by_stem.setdefault(key, []).append(name)
+    return [group for group in by_stem.values() if len(group) > 1]
+
+
+def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None:
+    """Return what a column costs in a role; None if it cannot have it."""
+    by_name = _name_cost(column, name)
+    is_named = by_name <= SIMILAR
+    if column.kind is CellKind.ARTICLES:
+        return None  # found by its name, or not at all
+    is_file = look in ("codes", "words") and not _IMAGE_WORDS.isdisjoint(words_of(name))
+    if column.kind is CellKind.IMAGE and is_file:
+        return SIMILAR
+    if column.kind in (CellKind.TOKEN_IDS, CellKind.IMAGE) or column.role in _BY_NAME:
+        return by_name - 5 if is_named else None
+    if column.kind is CellKind.TEXTS or column.role in ("choices", "messages"):
+        fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
+        return by_name - 6 if fits else None
+    if column.role in ("tokens", "tags"):
+        is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
+        return by_name - 3 * (by_name < UNKNOWN) if is_listed or is_named else None
+    is_label = column.is_target and column.kind is not CellKind.TEXT
+    is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
+        normalize_name, SPLIT_COLUMNS
+    )
+    if is_split or _describes(name, look):
+        if is_named:
+            return by_name if look != "nothing" else None
+        may_be_label = is_label and look == "category" and not is_split and not is_identifier(name)
+        return by_name if may_be_label else None
+    if column.role == "answers" and "starts" not in form.roles:
+        return by_name if look in _LOOKS["lists"] else None
+    kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
+    if kind == "score" and by_name == LISTED:
+        return LISTED
+    fit = _LOOKS[kind].get(look)
+    if fit is None:
+        return by_name if look in ("nothing", "constant") and by_name == LISTED else None
+    if look == "list" and not is_named:
+        return None
+    if kind == "label":
+        return by_name + fit + _STATE * (not _STATES.isdisjoint(name.lower().split()))
+    return _text_cost(column, name, look, by_name, fit) if kind == "text" else by_name + fit
+
+
+def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> float | None:
+    """Return what a column costs as a text; None if its name or look is that of something else."""
+    if by_name <= SIMILAR:
+        return by_name + fit
+    is_found = column.setting == "text_pair_column" and column.role != "text_pair"
+    if column.is_target:
+        return None if look == "category" else by_name + fit
+    is_target = names_target(name) and by_name > RELATED
+    if is_target or (column.role == "input" and not {*_CONTEXTS} & {*words_of(name)}):
+        return None
+    return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
+
+
+def _describes(name: str, look: str) -> bool:
+    """Return whether a column's name says that it identifies or describes a sample."""
+    key = normalize_name(name)
+    is_description = key in DESCRIPTIONS or words_of(name)[-1] in DESCRIPTIONS
+    return (
+        is_identifier(name)
+        or key in IDENTIFIERS
+        or key.startswith("unnamed:")
+        or (is_description and look != "text")
+    )
+
+
+@functools.lru_cache(maxsize=8192)
+def _name_cost(column: Column, name: str) -> int:
+    """Return what a name costs in a role."""
+    key = normalize_name(name)
+    listed = {*map(normalize_name, column.names)}
+    if (key in listed and not column.is_numbered) or (
+        column.is_repeated and key != name_stem(name) in listed
+    ):
+        return SIMILAR if key in map(normalize_name, column.weak_names) else LISTED
+    words = words_of(name)
+    if key in map(normalize_name, column.names_of_task) and not column.is_numbered:
+        return OF_TASK
+    if column.is_like(name):
+        return RELATED if words[0] in column.marks else SIMILAR
+    role = "label" if column.is_target else "text"
+    if column.role in _ASKING:
+        role = "asking"
+    elif (column.kind is CellKind.TEXT and column.is_target) or column.role == "answers":
+        role = "answering"
+    elif column.setting == "text_pair_column" and column.role != "text_pair":
+        role = "found"
+    exact, akin = _ROLE_WORDS[role]
+    if words[-1] in exact:
+        return RELATED
+    is_compound = any(len(word) > 3 and words[-1].endswith(word) for word in exact)  # Freitext
+    is_akin = is_compound or words[-1] in akin or not {*words}.isdisjoint(exact | akin)
+    return AKIN if is_akin else UNKNOWN
+
+
+def find_listed(column: Column, names: Sequence[str]) -> list[str]:
+    """Return the columns that have a role by their names, if the task is given."""
+    best = min((_name_cost(column, name) for name in names), default=UNKNOWN)
+    return [name for name in names if _name_cost(column, name) == best <= OF_TASK]
+
+
+def look_of(part: Part, name: str) -> str:
+    """Return what a column looks like: text, words, category, flag, grade, number, list, records,
+    codes (single words), constant, or nothing that a role holds."""
+    kind = part.table.schema.field(name).type
+    cells = sample_cells(part, name)
+    if not cells or pa.types.is_binary(kind) or pa.types.is_struct(kind):
+        return "nothing"
+    if is_list(kind):
+        return "records" if pa.types.is_struct(kind.value_type) else "list"
+    if is_flag(part, name):
+        return "flag"
+    texts = [str(cell) for cell in cells]
+    distinct = len({*texts})
+    if distinct == 1 and len(texts) > 1:
+        count = len(texts[0].split())
+        return "text" if count > _LONG else "words" if count > 1 else "constant"
+    if not may_be_text(part, name):
+        is_grade = distinct <= _FEW and all("." not in text for text in texts)
+        return ("grade" if is_grade else "number") if are_numbers(cells) else "nothing"
+    parsed = values.container(texts[0])
+    if isinstance(parsed, list):
+        return "records" if parsed and isinstance(parsed[0], dict) else "list"
+    if is_category(part, name):
+        return "category"
+    if not holds_texts(part, name):
+        return "codes"
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    return "text" if words > _LONG or sum(map(len, texts)) / len(texts) > _LONG_CELL else "words"
+
+
+def are_numbers(cells: Sequence[object]) -> bool:
+    return all(
+        isinstance(cell, (int, float)) or (isinstance(cell, str) and is_number(cell))
+        for cell in cells
+    )
