@@ -9,6 +9,8 @@ import time
 from types import TracebackType
 
 _LOG_SECONDS = 10.0
+_quiet_until = [time.monotonic() + _LOG_SECONDS]
+"""When the last line will be ten seconds old."""
 
 
 def is_first_process() -> bool:
@@ -26,8 +28,8 @@ def log(line: str) -> None:
 
 
 class Progress:
-    """Logs how far a long phase is, from the first process: a line after each ten seconds, or on a
-    terminal often enough for the bar that `amphora train` draws of these lines.
+    """Logs how far a long phase is, from the first process: a line after ten seconds without any, or
+    on a terminal often enough for the bar that `amphora train` draws of these lines.
 
     As a context it begins and ends with the phase. Setting `done` is cheap.
     """
@@ -54,9 +56,10 @@ class Progress:
 
     def _log(self) -> None:
         is_bar = self._total and os.environ.get("AMPHORA_TERMINAL")
-        seconds = 0.5 if is_bar else _LOG_SECONDS
         started = time.monotonic()
-        while not self._ended.wait(seconds):
+        while not self._ended.wait(0.5 if is_bar else max(0.0, _quiet_until[0] - time.monotonic())):
+            if not is_bar and time.monotonic() < _quiet_until[0]:
+                continue  # another line was printed
             if self._total:
                 share = f"{self._unit} ({100 * self.done / self._total:.0f} %)"
                 say(f"{self._what}: {self.done} of {self._total} {share}")
@@ -71,5 +74,6 @@ def say_row(what: str, detail: object) -> None:
 
 def say(line: str) -> None:
     """Print one line and flush it, on rank 0 only, so that a job's log has each line once."""
+    _quiet_until[0] = time.monotonic() + _LOG_SECONDS
     if is_first_process():
         print(line, flush=True)

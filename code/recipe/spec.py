@@ -190,7 +190,8 @@ class TaskSpec:
 
 
 TRAINED_TASK = "trained_task"
-"""The field of a saved config.json that names the task of the job, and the class of the model."""
+"""The field of a saved config.json with the task of the job, the class of the model, and the
+columns of the training data (`recipe.tasks.base.Task.request_columns`)."""
 INT8_OPTIONS = ("quantize", "max_score_loss", "max_flips")
 """Hyperparameters of the tasks whose encoders can be quantized."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uid", "guid", "url", "unnamed", "indexlevel0"})

@@ -3,16 +3,18 @@
 The tests speak as users do: by hyperparameters, files, exit codes and HTTP.
 """
 
+import base64
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support import tasks
+from amphora.local import file_answers
+from tests.support import plain_answers, tasks
 from tests.support.job_tree import Tree
 from tests.support.jobs import Job, folders_of
 from tests.support.plain_scores import Judged
@@ -106,6 +108,33 @@ def test_the_served_answer_is_that_of_the_plain_library(
         else:
             reply = server.invoke(body)
         assert_close(reply.raise_for_status().json(), expected, TOLERANCE)
+
+
+def test_predict_asks_for_the_columns_of_the_training(trained: Trained) -> None:
+    def pair(row: plain_answers.Row, *names: str) -> dict[str, object]:
+        return {name: row[name] for name in names}
+
+    ASKED: Mapping[str, Callable[[plain_answers.Row], object]] = {
+        "question-answering": lambda row: pair(row, "question", "context"),
+        "multiple-choice": lambda row: pair(row, "question", "choices"),
+        "sentence-embedding": lambda row: row["anchor"],
+        "reranking": lambda row: {"text": row["query"], "text_pair": row["documents"]},
+        "summarization": lambda row: row["document"],
+        "translation": lambda row: row["translation"]["en"],
+        "text2text-generation": lambda row: row["prompt"],
+        "causal-lm": lambda row: row["prompt"],
+    }
+    rows, task = trained.job.rows(3, seed=2), trained.job.task
+    if task == "image-classification":
+        rows = [{"file_name": "train/left.png"}]
+        (trained.model / "train").mkdir(exist_ok=True)
+        (trained.model / "train" / "left.png").write_bytes(b"pixels")
+        ASKED = {task: lambda row: base64.b64encode(b"pixels").decode()}
+    if task == "token-classification":  # of lists of words, and requests have texts
+        rows = [{"text": " ".join(row["tokens"])} for row in rows]
+    record = file_answers._record_of(rows, trained.model, None, trained.model / "rows.jsonl")
+    asked = ASKED.get(task, lambda row: row["text"])
+    assert [record(row)["inputs"] for row in rows] == [asked(row) for row in rows]
 
 
 def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:

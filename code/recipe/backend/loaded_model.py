@@ -19,6 +19,7 @@ from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, Text
 from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
+from recipe.spec import TEXT, TEXT_PAIR, TRAINED_TASK
 from recipe.tokenization.encoding import encode, encode_pairs, truncate_on
 
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
@@ -65,10 +66,14 @@ class LoadedModel:
     """The outcome of trying the encoder in int8 on this host, if the model has one."""
 
     @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """Return the text columns of the model's training data; empty if unknown."""
+    def columns(self) -> Mapping[str, Any]:
+        """Return the columns of the training data by the keys of an input; empty if unknown."""
         # It is read for each input, and an attribute of a configuration takes 2 us.
-        return tuple(getattr(self.model.config, "text_columns", None) or ())
+        trained = getattr(self.model.config, TRAINED_TASK, None) or {}
+        names = getattr(self.model.config, "text_columns", None) or ()  # of older trainings
+        former = dict(zip((TEXT.role, TEXT_PAIR.role), names, strict=False))
+        columns: Mapping[str, Any] = trained.get("columns", former)
+        return columns
 
     @property
     def width(self) -> int:

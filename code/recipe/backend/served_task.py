@@ -56,16 +56,16 @@ class ServedTask(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return what is known of `architecture`, `engine`, `max_length` (in tokens),
-        `example_text`, `columns` (the text columns of the training data) and `padding` (false if
-        texts of different lengths cost no more together than apart); and how the server reads
-        `bodies`: the names of texts and pairs, and the settings of generation."""
+        `example_text`, `columns` (of the training data, by the keys of an input) and `padding`
+        (false if texts of different lengths cost no more together than apart); and how the server
+        reads `bodies`: the names of texts and pairs, and the settings of generation."""
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
         described["bodies"] = {"texts": TEXT_KEYS, "pairs": PAIRS}
         if (loaded := self.loaded_model) is not None:
             described["architecture"] = type(loaded.model).__name__
             described["engine"] = "CTranslate2 in int8" if loaded.engine else "PyTorch"
             if loaded.columns:
-                described["columns"] = list(loaded.columns)
+                described["columns"] = loaded.columns
             # Neither packed rows nor CTranslate2 compute padding.
             if loaded.engine or isinstance(loaded.layout, PackedRows):
                 described["padding"] = False

@@ -46,8 +46,6 @@ class Splits(DataSets):
     """
 
     labels: Labels
-    text_columns: tuple[str, ...] = (TEXT,)
-    """The names of the columns of texts in the training data: one, or two of pairs."""
 
 
 _KINDS = {
@@ -121,7 +119,6 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         **uses,
         labels=known,
         notes=[*notes, *findings, rule, *_describe_labels(known, uses["train"], hosts)],
-        text_columns=tuple(inputs.values()),
     )
 
 

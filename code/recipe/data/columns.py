@@ -89,6 +89,12 @@ class ColumnSelection:
         """Return all columns that are read."""
         return [name for names in self.columns.values() for name in names]
 
+    @property
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns that are no targets."""
+        roles = [column.role for column in self.form.columns if not column.is_target]
+        return {role: names for role, names in self.columns.items() if role in roles}
+
     def describe(self) -> str:
         """Return the roles and their columns, for the log: `text 'review', label 'stars'`."""
         return ", ".join(

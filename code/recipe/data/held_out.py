@@ -47,6 +47,8 @@ class DataSets:
     """The files of the job, of all hosts."""
     addresses: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """`Part.addresses` of the rows of `train`, `evaluation` and `test`, of all hosts."""
+    inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The columns of the training data that are no targets, by their roles."""
 
     def where(self, use: str, row: int) -> str:
         """Return the file and line of a row, for messages.
@@ -160,7 +162,7 @@ def assign(
     names = {"train": "train", "validation": "evaluation", "test": "test"}
     uses = frozenset(names[split] for split in sharded)
     chosen = {"train": train, "evaluation": validation, "test": test}
-    return {**_addressed(chosen, reading.sources, hosts, uses), "sharded": uses}, rule + dropped
+    return {**_addressed(chosen, reading, hosts, uses), "sharded": uses}, rule + dropped
 
 
 def _hold_out_settings(settings: DataSettings) -> list[str]:
@@ -217,16 +219,17 @@ def _drop_repeated(
 
 def _addressed(
     chosen: Mapping[str, datasets.Dataset | None],
-    sources: Sequence[SourceFile],
+    reading: ChannelFiles,
     hosts: Hosts = shards.ONE,
     sharded: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return data sets without the column ADDRESS, `sources` and `addresses`.
+    """Return data sets without the column ADDRESS, `sources`, `addresses` and `inputs`.
 
     Args:
         sharded: The data sets of which this host has its own rows.
     """
     plain, addresses = dict(chosen), dict[str, npt.NDArray[np.int64]]()
+    sources: Sequence[SourceFile] = reading.sources
     for use, rows in chosen.items():
         if rows is not None and ADDRESS in rows.column_names:
             plain[use] = rows.remove_columns(ADDRESS)
@@ -244,7 +247,8 @@ def _addressed(
                 [shift_addresses(rows[use], first) for (_, rows), first in starts]
             )
         sources = [source for theirs, _ in of_hosts for source in theirs]
-    return {**plain, "sources": sources, "addresses": addresses}
+    inputs = reading.columns.inputs
+    return {**plain, "sources": sources, "addresses": addresses, "inputs": inputs}
 
 
 def assign_groups(
@@ -275,7 +279,7 @@ def assign_groups(
         f"{len(rows)} rows, seed {settings.seed}"
     )
     chosen = {"train": train.select(kept), "evaluation": train.select(rows), "test": None}
-    return _addressed(chosen, reading.sources), rule + dropped
+    return _addressed(chosen, reading), rule + dropped
 
 
 def hold_out(class_ids: Sequence[int] | Array, seed: int, share: float) -> tuple[Array, Array]:

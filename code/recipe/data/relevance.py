@@ -52,8 +52,6 @@ class Relevance(DataSets):
 
     kind: str
     """PAIRS, SCORED or LISTS."""
-    columns: tuple[str, str]
-    """The names of the query and text columns in the training data."""
 
 
 def load(
@@ -121,7 +119,6 @@ def load(
         **uses,
         kind=kind,
         notes=[*dict.fromkeys(notes), *described, rule],
-        columns=(columns[QUERY], columns[TEXT]),
     )
 
 

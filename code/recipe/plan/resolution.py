@@ -208,7 +208,7 @@ def load(plan: Plan, table: Table) -> TrainableModel:
     pretrained.check_precision(model, plan.arguments.bf16, plan.arguments.fp16)
     bare: Any = lora.bare(model)
     trained_task = {"task": given.task, "class": type(bare).__name__}
-    setattr(bare.config, TRAINED_TASK, trained_task)
+    setattr(bare.config, TRAINED_TASK, {**trained_task, "columns": task.request_columns()})
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     where = "from a folder" if plan.source.is_local else "from the Hugging Face hub"

@@ -129,7 +129,7 @@ def describe_classifier(labels: Labels, text_columns: Sequence[str]) -> About:
             '`tokenizer(first, second)`, or `{"text": first, "text_pair": second}` in a pipeline'
         )
     return About(
-        title="Text classifier" if len(text_columns) == 1 else "Text pair classifier",
+        title="Text pair classifier" if len(text_columns) == 2 else "Text classifier",
         pipeline="text-classification",
         purpose=purpose,
         metrics=_MEANS[labels.problem],

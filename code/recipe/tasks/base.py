@@ -24,6 +24,7 @@ from recipe.batching import flat, groups, packing
 from recipe.batching.batches import Layout, Packed, Padded, Samples
 from recipe.batching.groups import Groups
 from recipe.batching.packing import Rows
+from recipe.data.column_names import TOKEN_IDS
 from recipe.data.held_out import DataSets
 from recipe.data.layout.channels import training_channels
 from recipe.errors import HyperparameterError, ModelError, RowError
@@ -213,6 +214,12 @@ class Task(ABC):
     def targets(self) -> Collection[str]:
         """Return the columns of `data` that are learned and that requests lack, by the spec."""
         return frozenset(column.role for column in self._target_columns())
+
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        """Return the columns of the training data by the keys of a request's input: one, or the
+        several of a list. The saved model names them; empty if there are none."""
+        inputs = self.data.inputs.items()
+        return {role: names[0] for role, names in inputs if role != TOKEN_IDS}
 
     @property
     def generates(self) -> bool:

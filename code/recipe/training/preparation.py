@@ -75,8 +75,11 @@ def prepare(
     sections: Sequence[Section] = ()
     # A host may have no rows of sharded channels.
     if is_first_process() and (given.trains or choose_rows) and len(task.data.train):
-        lengths = data_report.sampled_lengths(task, loaded.tokenizer)
-        findings, sections = data_report.inspect(task, loaded.tokenizer, lengths, loaded.max_length)
+        with Progress("looking at the rows"):
+            lengths = data_report.sampled_lengths(task, loaded.tokenizer)
+            findings, sections = data_report.inspect(
+                task, loaded.tokenizer, lengths, loaded.max_length
+            )
         for finding in findings:
             table.append(finding)
         watch.lap("data report")
@@ -110,7 +113,8 @@ def lay_out(
             "Start the script by torchrun with one process for each GPU, or select one by "
             "CUDA_VISIBLE_DEVICES.",
         )
-    decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table)
+    with Progress("making batches"):
+        decided = batch_layout.decide(loaded, batch_layout.settle(args), samples, table)
     arguments = trainer_arguments.changed(
         args,
         per_device_train_batch_size=decided.cut.size,

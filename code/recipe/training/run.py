@@ -58,12 +58,13 @@ def run(
         job_name=environ.get("TRAINING_JOB_NAME", ""),
     )
     trainer = _build_engine(plan, prepared, writer, watch)
-    with tracking.run(plan.arguments, plan.hyperparameters.as_text()):
+    with Progress("training"), tracking.run(plan.arguments, plan.hyperparameters.as_text()):
         metrics = _train_and_evaluate(plan, prepared, trainer)
     watch.lap("training")
     weights = distribution.whole_weights(trainer)
     if is_first:
-        writer.write(trainer, weights, metrics, watch)
+        with Progress("writing the results"):
+            writer.write(trainer, weights, metrics, watch)
 
     if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))

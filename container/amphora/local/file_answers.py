@@ -7,12 +7,14 @@ there: a run that was stopped continues after them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import ctypes
 import gzip
 import hashlib
 import http.client
+import itertools
 import json
 import logging
 import os
@@ -25,8 +27,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +39,8 @@ from amphora.common.errors import AmphoraError, ConfigError
 log = logging.getLogger("amphora")
 
 Row = dict[str, Any]
+Columns = Mapping[str, str | Sequence[str]]
+"""A column of each key of a request's input, or the columns of a list."""
 _ROWS, _CHARACTERS, _REQUESTS = 64, 200_000, 8
 """The most rows and characters of a request, and requests on their way."""
 _PR_SET_PDEATHSIG = 1
@@ -51,6 +55,9 @@ _FORMS = (
 _TEXTS = {"text", "body", "message", "content", "description", "sentence", "review", "comment"}
 _LONE = "text"
 """The column of a file that has texts without a header."""
+_PARTS = (_LONE, "text_pair")
+_NONE = object()
+"""In the place of a cell that a row does not have."""
 _PREFIX, _ANSWER, _ERROR = "predicted_", "prediction", "error"
 
 
@@ -82,8 +89,7 @@ def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int
             f"{data} has the column {taken[0]!r}, and answers have such names.",
             f"Rename columns named {_ANSWER!r} or {_PREFIX}...",
         )
-    record = _record_of(rows[0], model, text_column, data)
-    records = [record(row) for row in rows]
+    record = _record_of(rows, model, text_column, data)
     part = out.with_name(f"{out.name}.part")
     mark = _fingerprint(data, model, text_column)
     done = _read_answers(part, mark)
@@ -92,7 +98,7 @@ def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if len(done) < len(rows):
-            _answer(folder, records, part, mark, len(done))
+            _answer(folder, rows, record, part, mark, len(done))
         answers = _read_answers(part, mark)
         _write(out, rows, answers)
         part.unlink()
@@ -158,46 +164,101 @@ def _delimiter(header: str) -> str:
 
 
 def _record_of(
-    row: Row, model: Path, text_column: str | None, data: Path
+    rows: Sequence[Row], model: Path, text_column: str | None, data: Path
 ) -> Callable[[Row], dict[str, Any]]:
     """Return what makes a request's record of a row. Raise ConfigError if columns are unclear.
 
     Names decide: a model that knows the columns of its training answers no others, except those
     of --text_column, the plain texts of a file without columns, and the bodies of requests.
     """
-    trained: Sequence[str] = ()
-    with contextlib.suppress(OSError, ValueError):
-        trained = json.loads((model / "config.json").read_text()).get("text_columns") or ()
+    row, trained = rows[0], _trained_columns(model)
     named = [name.strip() for name in (text_column or "").split(",") if name.strip()]
-    if len(named) > 2:
-        raise ConfigError(f"--text_column names {len(named)} columns.", "Name one column or two.")
-    is_plain = list(row) == [_LONE] and len(trained) < 2
-    forms = [(_LONE,)] if is_plain else [tuple(trained), ("inputs",)] if trained else _FORMS
+    keys = list(trained or _PARTS)
+    if len(named) > len(keys):
+        raise ConfigError(
+            f"--text_column names {len(named)} columns.", f"Name at most {len(keys)}."
+        )
+    forms: Sequence[Columns] = [{name: name for name in form} for form in _FORMS]
     if named:
-        forms = [tuple(named)]
-    chosen = next((form for form in forms if set(form) <= set(row)), None)
+        forms = [dict(zip(keys, named, strict=False))]
+    elif list(row) == [_LONE] and len(trained) < 2:
+        forms = [{keys[0]: _LONE}]
+    elif trained:
+        forms = [trained, {"inputs": "inputs"}]
+    chosen = next((form for form in forms if not _lacking(row, form)), None)
     if chosen is None:
-        wanted = ", ".join(named or trained) or "text"
+        wanted = ", ".join(_lacking({}, forms[0])) if named or trained else "text"
         likely = sorted(row, key=lambda name: name.lower() not in _TEXTS)
-        example = ",".join(likely[: max(1, len(trained))])
+        example = ",".join(likely[: max(1, min(2, len(trained)))])
         raise ConfigError(
             f"{data} has the columns {', '.join(row)}, and not {wanted}.",
             f"Name the texts: --text_column {shlex.quote(example)}",
         )
-    parts = ("text", "text_pair") if named else chosen
+    if made := [key for key in ("input", "tools") if key in chosen]:
+        raise ConfigError(
+            f"The model was trained on prompts made of several columns, one of them {made[0]!r}.",
+            "Write the whole prompts in a column of their own, and name it in --text_column; or "
+            "send requests to `amphora serve`.",
+        )
 
-    def record(row: Row) -> dict[str, Any]:
-        missing = [name for name in chosen if name not in row]
-        if missing:
+    for row in rows:
+        if missing := _lacking(row, chosen):
             raise ConfigError(
                 f"{data} has a row without {missing[0]!r}: {str(row)[:100]}.",
                 "Give all rows the same columns.",
             )
-        if len(chosen) == 1:
-            return {"inputs": row[chosen[0]]}
-        return {"inputs": {part: row[name] for part, name in zip(parts, chosen, strict=True)}}
+
+    def record(row: Row) -> dict[str, Any]:
+        cells: Row = {
+            key: _cell_of(row, names)
+            if isinstance(names, str)
+            else [_cell_of(row, name) for name in names]
+            for key, names in chosen.items()
+        }
+        if isinstance(talk := cells.get("messages"), str):
+            cells["messages"] = [{"role": "user", "content": talk}]
+        if system := cells.pop("system", None):
+            cells["messages"] = [{"role": "system", "content": system}, *cells["messages"]]
+        if "image" in cells:
+            cells["image"] = _image(data.parent / str(cells["image"]))
+        return {"inputs": cells if len(cells) > 1 else cells.popitem()[1]}
 
     return record
+
+
+def _trained_columns(model: Path) -> Columns:
+    """Return the columns of a model's training by the keys of an input; empty if unknown."""
+    config: Row = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((model / "config.json").read_text())
+    former = dict(zip(_PARTS, config.get("text_columns") or (), strict=False))
+    columns: Columns = (config.get("trained_task") or {}).get("columns", former)
+    return columns
+
+
+def _lacking(row: Row, form: Columns) -> list[str]:
+    """Return the columns of a form that a row does not have."""
+    names = [name for some in form.values() for name in ([some] if isinstance(some, str) else some)]
+    return [name for name in names if _cell_of(row, name) is _NONE]
+
+
+def _cell_of(row: Row, name: str) -> Any:
+    """Return the cell of a column, which may be within an object: `translation.en`."""
+    if name in row:
+        return row[name]
+    first, _, rest = name.partition(".")
+    inner = row.get(first)
+    return _cell_of(inner, rest) if rest and isinstance(inner, dict) else _NONE
+
+
+def _image(path: Path) -> str:
+    """Return a file in base64. Raise ConfigError if it cannot be read."""
+    try:
+        return base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.", "Give paths relative to the file of rows."
+        ) from error
 
 
 def _fingerprint(data: Path, model: Path, text_column: str | None) -> str:
@@ -231,41 +292,54 @@ def _read_answers(part: Path, mark: str) -> list[Any]:
     return [json.loads(line) for line in lines[1:]]
 
 
+def _requests(rows: Sequence[Row], record: Callable[[Row], dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the lines of each request."""
+    lines: list[str] = []
+    for row in rows:
+        line = json.dumps(record(row), ensure_ascii=False)
+        if lines and (len(lines) >= _ROWS or sum(map(len, lines)) + len(line) > _CHARACTERS):
+            yield lines
+            lines = []
+        lines.append(line)
+    if lines:
+        yield lines
+
+
 def _answer(
-    folder: Path, records: Sequence[dict[str, Any]], part: Path, mark: str, done: int
+    folder: Path,
+    rows: Sequence[Row],
+    record: Callable[[Row], dict[str, Any]],
+    part: Path,
+    mark: str,
+    done: int,
 ) -> None:
-    """Append the answers to the records from number `done` on, in their order."""
-    chunks: deque[list[str]] = deque()
-    size = 0
-    for record in records[done:]:
-        line = json.dumps(record, ensure_ascii=False)
-        if not chunks or len(chunks[-1]) >= _ROWS or size + len(line) > _CHARACTERS:
-            chunks.append([])
-            size = 0
-        chunks[-1].append(line)
-        size += len(line)
+    """Append the answers to the rows from number `done` on, in their order."""
+    requests, count = _requests(rows[done:], record), len(rows)
     with (
         part.open("a" if done else "w", encoding="utf-8") as file,
         ThreadPoolExecutor(_REQUESTS) as pool,
         _served(folder) as url,  # ends first, and with it the requests on their way
-        tqdm(total=len(records), initial=done, unit="row", disable=not sys.stderr.isatty()) as bar,
+        tqdm(total=count, initial=done, unit="row", disable=not sys.stderr.isatty()) as bar,
     ):
         if not done:
             file.write(f"{mark}\n")
-        logged = time.monotonic()
+        line_at = time.monotonic() + _LOG_SECONDS
         waiting: deque[Future[list[Any]]] = deque()
-        while chunks or waiting:
-            while chunks and len(waiting) < _REQUESTS:
-                waiting.append(pool.submit(_ask, url, chunks.popleft()))
+        while True:
+            for lines in itertools.islice(requests, _REQUESTS - len(waiting)):
+                waiting.append(pool.submit(_ask, url, lines))
+            if not waiting:
+                return
+            while wait([waiting[0]], max(0.0, line_at - time.monotonic())).not_done:
+                line_at = time.monotonic() + _LOG_SECONDS
+                bar.refresh()
+                if bar.disable:
+                    log.info("%d of %d rows answered", done, count)
             answers = waiting.popleft().result()
+            done += len(answers)
             file.writelines(f"{json.dumps(answer, ensure_ascii=False)}\n" for answer in answers)
             file.flush()
             bar.update(len(answers))
-            if bar.disable and time.monotonic() - logged > _LOG_SECONDS:
-                logged = time.monotonic()
-                log.info(
-                    "%d of %d rows answered", len(records) - sum(map(len, chunks)), len(records)
-                )
 
 
 @contextlib.contextmanager

@@ -151,6 +151,8 @@ def _start(
                 yield DoctorFinding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
             elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
                 yield DoctorFinding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX).rstrip())
+            elif terminal.is_progress(line):
+                print(line, end="", file=sys.stderr, flush=True)
         exit_code, has_ended = recipe.wait(), timer.is_alive() or bool(steps)
         timer.cancel()
         errors.seek(0)

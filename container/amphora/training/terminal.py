@@ -11,6 +11,7 @@ from tqdm import tqdm
 VARIABLE = "AMPHORA_TERMINAL"
 """Tells the recipe that a person watches, so that it logs its progress more often."""
 _PROGRESS = re.compile(r"([a-z]+):? (\d+) of (\d+) (.*?)\(\d+ %\)(.*)\n")
+_TIME = re.compile(r"[a-z ]+: \d+ s so far\n")
 _WARNING, _ERROR = re.compile(r"\bWARNING\b|^warn(ing:)? "), re.compile(r"\bERROR\b|^\w+Error: ")
 _YELLOW, _RED, _PLAIN = "\033[33m", "\033[31m", "\033[0m"
 
@@ -18,6 +19,11 @@ _YELLOW, _RED, _PLAIN = "\033[33m", "\033[31m", "\033[0m"
 def is_watched() -> bool:
     """Return whether both streams of this process are a terminal."""
     return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def is_progress(line: str) -> bool:
+    """Return whether a line of the recipe's log says how far a phase is."""
+    return bool(_PROGRESS.fullmatch(line) or _TIME.fullmatch(line))
 
 
 def colored(line: str) -> str:

@@ -1,6 +1,7 @@
 """Commands for a laptop: a job of files and hyperparameters, and answers to the rows of a file."""
 
 import ast
+import base64
 import csv
 import gzip
 import json
@@ -171,7 +172,7 @@ def test_each_row_of_a_file_is_answered_in_its_place(data: Path) -> None:
         assert len(answered) == 150 and not out.with_name("answers.csv.part").exists()
         for row, answer in zip(rows, answered, strict=True):
             assert row.items() <= answer.items()
-            expected = str({"subject": row["subject"], "body": row["body"]})
+            expected = str({"text": row["subject"], "text_pair": row["body"]})
             if row["subject"] == "fail":
                 assert "one of them fails" in answer["predicted_error"]
             else:
@@ -204,7 +205,7 @@ def test_each_row_of_a_file_is_answered_in_its_place(data: Path) -> None:
         ("a.csv", "id;body\n1;a, b\n", ["body"], ["a, b"]),
         ("a.csv", '\ufeffbody|id\n"a\nb"|1\n\n c|2\n', ["body"], ["a\nb", " c"]),
         ("a.tsv", "x\tbody\n1\ta;b\n", ["body"], ["a;b"]),
-        ("a.CSV", "body,head\n1,2\n", ["head", "body"], [{"head": "2", "body": "1"}]),
+        ("a.CSV", "body,head\n1,2\n", ["head", "body"], [{"text": "2", "text_pair": "1"}]),
         ("a.jsonl", '{"inputs": "a"}\n"b"\n', ["body"], "without 'inputs'"),
         ("a.jsonl", '"a"\n\n"b"\n', ["body"], ["a", "b"]),
         ("a.txt", "a\n\nb", ["body"], ["a", "", "b"]),
@@ -230,7 +231,9 @@ def test_only_the_columns_of_the_training_are_answered(
     from amphora.local import file_answers
 
     sent: list[object] = []
-    monkeypatch.setattr(file_answers, "_answer", lambda _, records, *args: sent.extend(records))
+    monkeypatch.setattr(
+        file_answers, "_answer", lambda _, rows, record, *args: sent.extend(map(record, rows))
+    )
     monkeypatch.setattr(file_answers, "_read_answers", lambda part, mark: [])
     monkeypatch.setattr(
         file_answers, "_write", lambda out, *args: (tmp_path / "o.csv.part").touch()
@@ -244,6 +247,39 @@ def test_only_the_columns_of_the_training_are_answered(
     else:
         assert file_answers.predict(tmp_path, file, tmp_path / "o.csv", None) == 0
         assert sent == [{"inputs": value} for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("trained", "row", "expected"),
+    [
+        ({"question": "q", "context": "c"}, {"c": "1", "q": "2"}, {"question": "2", "context": "1"}),
+        ({"question": "q", "choices": ["e0", "e1"]}, {"q": "a", "e1": "c", "e0": "b"},
+         {"question": "a", "choices": ["b", "c"]}),
+        ({"source": "translation.en"}, {"translation": {"en": "a", "de": "b"}}, "a"),
+        ({"messages": "q"}, {"q": "a"}, [{"role": "user", "content": "a"}]),
+        ({"messages": "q", "system": "s"}, {"q": [{"role": "user", "content": "a"}], "s": "b"},
+         [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]),
+        ({"messages": "q", "system": "s"}, {"q": "a", "s": None}, [{"role": "user", "content": "a"}]),
+        ({"image": "photo"}, {"photo": "a.png"}, base64.b64encode(b"pixels").decode()),
+        # A prompt by a template is none of the columns.
+        ({"prompt": "instruction", "input": "input"}, {"instruction": "a", "input": "b"}, None),
+        ({}, {"text": "a"}, "a"),
+    ],
+)  # fmt: skip
+def test_a_request_has_the_columns_of_its_task(
+    tmp_path: Path, trained: dict[str, object], row: dict[str, object], expected: object
+) -> None:
+    from amphora.local import file_answers
+
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    (tmp_path / "config.json").write_text(json.dumps({"trained_task": {"columns": trained}}))
+    rows = [{"id": "1", **row}]
+    if expected is None:
+        with pytest.raises(ConfigError, match="made of several columns"):
+            file_answers._record_of(rows, tmp_path, None, tmp_path / "rows.jsonl")
+        return
+    record = file_answers._record_of(rows, tmp_path, None, tmp_path / "rows.jsonl")
+    assert record(rows[0]) == {"inputs": expected}
 
 
 def test_answers_of_a_task_have_the_same_columns_in_each_row(tmp_path: Path) -> None:

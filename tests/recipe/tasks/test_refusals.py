@@ -216,7 +216,7 @@ def test_labels_that_only_look_like_none_are_evaluated_on(
 
 def test_a_column_without_a_name_is_read_as_one_without_a_role(tmp_path: Path) -> None:
     rows = [{**row, "": ["a"], "12": "b"} for row in CLASSED]
-    assert load(tmp_path, rows).data.text_columns == ("text",)
+    assert load(tmp_path, rows).request_columns() == {"text": "text"}
 
 
 def test_labels_that_are_none_by_name_cannot_be_predicted_for(tmp_path: Path) -> None:

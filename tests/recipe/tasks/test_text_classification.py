@@ -139,8 +139,9 @@ def test_both_texts_of_a_pair_are_read_in_their_order(
     assert not any(name.startswith("test_") for name in metrics)
     assert "text 'sentence1', text_pair 'sentence2', label 'label'; not read: id" in output
     assert "test/train.jsonl has no value in 'label' and is not used" in output
-    columns = json.loads((job.model / "config.json").read_text())["text_columns"]
-    assert columns == ["sentence1", "sentence2"]
+    trained = json.loads((job.model / "config.json").read_text())["trained_task"]["columns"]
+    assert trained == {"text": "sentence1", "text_pair": "sentence2"}
+    columns = trained.values()
     card = (job.model / "README.md").read_text()
     assert "# Text pair classifier" in card and "`sentence1` and `sentence2`, in this order" in card
     answers = ask(job, *({name: row[name] for name in reversed(columns)} for row in held))

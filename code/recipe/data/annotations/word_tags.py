@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import ADDRESS, TAGS, TOKENS
 from recipe.data.files import formats
-from recipe.data.files.part import UNTAGGED, Part
+from recipe.data.files.part import UNTAGGED, Part, is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.proposing import proposals
@@ -99,6 +99,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
         lambda rows: f"{len(rows)} sentences of {len(pc.list_flatten(rows[TAGS]))} words",
     )
     notes = [*notes, *findings, summary]
+    trained = reading.files[0]
+    if not is_string(trained.part.table.schema.field(trained.columns[TOKENS]).type):
+        uses["inputs"] = {}  # lists of words, and requests have texts
     return Tagged(**uses, names=names, are_entities=are_entities, notes=notes)
 
 

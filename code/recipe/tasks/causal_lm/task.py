@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
+from recipe.data.column_names import MESSAGES, PROMPT
 from recipe.models import packed_decoders, pretrained
 from recipe.models.sources.origin import Origin
 from recipe.reports import generations
@@ -66,6 +67,12 @@ class CausalLm(Task):
     def read(self, channels: Mapping[str, Path]) -> None:
         self.check_best(("perplexity", "token_accuracy"))
         self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
+
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        columns = super().request_columns()
+        if MESSAGES in self.train.column_names and PROMPT in columns:
+            return {MESSAGES: columns.pop(PROMPT), **columns}
+        return columns
 
     def load(self, source: Origin) -> Model:
         model, tokenizer = pretrained.load_causal(source, self.model_settings)

@@ -59,7 +59,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     sizes = classification.rows_of_classes(known, uses["train"][LABEL][:])
     shown = join_names([f"{name} ({count} images)" for name, count in sizes.items()])
     notes += [rule, f"{len(known.names)} labels: {shown}"]
-    return Splits(**uses, labels=known, notes=notes, text_columns=(LOCATION,))
+    return Splits(**uses, labels=known, notes=notes)
 
 
 def _read(path: Path, header: HeaderHint) -> Part:

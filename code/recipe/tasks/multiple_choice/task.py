@@ -5,7 +5,7 @@ A question with its choices is a list to rerank, one of whose texts is relevant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,15 @@ class MultipleChoice(Reranking):
         self.check_best(("accuracy",))
         self.data = questions.load(channels, self.data_settings)
         self.objective = Choices()
+
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        inputs = self.data.inputs
+        columns: dict[str, str | Sequence[str]] = {
+            role: inputs[role][0] for role in ("context", "question", "choices") if role in inputs
+        }
+        if endings := inputs.get("endings"):
+            columns["choices"] = questions.in_order(endings)
+        return columns
 
     def load(self, source: Origin) -> Model:
         what = "a model with a head for choices"

@@ -86,6 +86,10 @@ class QuestionAnswering(Task):
         self.data = questions.load(channels, self.data_settings)
         self.objective = Spans(self.data)
 
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        columns = super().request_columns()
+        return {role: columns[role] for role in (QUESTION, CONTEXT) if role in columns}
+
     def load(self, source: Origin) -> Model:
         architecture, what = AutoModelForQuestionAnswering, "a model that answers questions"
         return pretrained.load_head(architecture, source, self.model_settings, what, num_labels=2)

@@ -120,7 +120,7 @@ class Reranking(Task):
         self._most: float | None = None
         spec = TASKS["reranking"]
         self.data = data = relevance.load(channels, self.data_settings, spec, self._arrange)
-        self._columns, is_listwise = data.columns, self.is_listwise
+        is_listwise = self.is_listwise
         counts = numbered_texts.counts(self.data.train)
         if is_listwise and self.data_settings.trains and counts.max(initial=1) == 1:
             raise DataError(
@@ -180,6 +180,10 @@ class Reranking(Task):
         column = pa.chunked_array(scaled, SCHEMA.field(SCORES).type)
         return lists.set_column(SCHEMA.get_field_index(SCORES), SCORES, column)
 
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        inputs = self.data.inputs  # a pair, as classifiers read it
+        return {"text": inputs[QUERY][0], "text_pair": inputs["text"][0]}
+
     def load(self, source: Origin) -> Model:
         architecture, settings = AutoModelForSequenceClassification, self.model_settings
         model, tokenizer = pretrained.load_head(
@@ -187,7 +191,6 @@ class Reranking(Task):
         )
         config: Any = model.config
         config.problem_type = None
-        config.text_columns = list(self._columns)
         # The activation of sentence-transformers' CrossEncoder and of this image. A listwise loss
         # does not fix the level of the logits: the sigmoid could map many of them to one score.
         name = "linear.Identity" if self.is_listwise else "activation.Sigmoid"
@@ -222,7 +225,7 @@ class Reranking(Task):
         return f"{row[QUERY][:SHOWN_CHARS]!r}: {scored}"
 
     def about(self) -> About:
-        query, text = self._columns
+        query, text = self.request_columns().values()
         return About(
             title="Reranker",
             pipeline="text-ranking",

@@ -157,6 +157,9 @@ class SentenceEmbedding(Task):
         self._prompts = ("", "")
         self._sentences: Any = None
 
+    def request_columns(self) -> dict[str, str | Sequence[str]]:
+        return {"text": self.data.inputs[QUERY][0]}  # a vector is of one text
+
     def load(self, source: Origin) -> Model:
         """Return the encoder with its pooling and further modules."""
         model, tokenizer, self._sentences = load(source, self.model_settings)

@@ -119,7 +119,7 @@ class Classifier(ServedTask):
         pair = value[0] if isinstance(value, list) and len(value) == 1 else value
         if isinstance(pair, list) and len(pair) == 2:
             return a_text(pair[0]), a_text(pair[1])
-        named = zip((TEXT, TEXT_PAIR), columns, strict=False)
+        named = zip((TEXT, TEXT_PAIR), columns.values(), strict=False)
         trained = Form(tuple(replace(column, names=(name,)) for column, name in named))
         forms = [form for form in self.served.inputs if len(form.columns) >= len(columns)]
         cells = read_record(value, [trained, *forms] if columns else forms)

@@ -107,7 +107,7 @@ class TextClassification(Classification):
             )
 
     def load(self, source: Origin) -> Model:
-        """Return the model with a head for the labels; its configuration names the columns."""
+        """Return the model with a head for the labels."""
         self.match_labels(source)
         model, tokenizer = pretrained.load(source, self.data.labels, self.model_settings)
         kept: Any = getattr(model.config, "label_thresholds", None)
@@ -118,8 +118,6 @@ class TextClassification(Classification):
             names = self.data.labels.names
             self.objective.thresholds = np.array([kept.get(name, 0.5) for name in names])
             say(f"thresholds of the model: {_listed(kept)}")
-        is_text = TEXT in self.train.column_names
-        model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
 
     def tokenize_split(
@@ -131,7 +129,8 @@ class TextClassification(Classification):
         return text_tokens.lengths(self.train.select(rows), tokenizer)
 
     def about(self) -> About:
-        about = model_card.describe_classifier(self.data.labels, self.data.text_columns)
+        columns = [names[0] for names in self.data.inputs.values()]
+        about = model_card.describe_classifier(self.data.labels, columns)
         if not self._tuned:
             return about
         return dataclasses.replace(

@@ -38,8 +38,8 @@ class ModelTraits:
     """Keys and columns that hold two texts together."""
     example: str = 'Send for example {"inputs": ["a text", "another"]}.'
     """What an error about a body without inputs proposes."""
-    columns: Sequence[str] = ()
-    """The text columns of its training data."""
+    columns: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    """The columns of its training data by the keys of an input."""
     settings: Collection[str] = ()
     """The keys of OpenAI's API that it generates by; empty if it encodes."""
     passed: Mapping[str, str] = field(default_factory=dict)

@@ -201,7 +201,7 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
     if form and len(header) == 1 and not has_header:
         if len(rows) == 1:
             form = {}  # It may be a text.
-        elif first_row[0] not in (*_SURE_HEADERS, *model.columns):
+        elif first_row[0] not in (*_SURE_HEADERS, *model.columns.values()):
             raise bad_request(
                 f"The first row is {first_row[0]!r}: a header or a text? Send the Content-Type"
                 " text/csv; header=present or header=absent, or texts as JSON."
@@ -278,9 +278,10 @@ def _columns_of(header: Sequence[str], model: ModelTraits) -> Mapping[str, str]:
     forms: list[Mapping[str, str]] = [{name: name for name in pair} for pair in _PAIRS]
     forms += [{"text": name} for name in model.texts if len(model.columns) < 2]
     forms += [{"text": first, "text_pair": second} for first, second in model.pairs]
-    if len(model.columns) in (1, 2):
-        parts = zip(("text", "text_pair"), map(_plain_name, model.columns), strict=False)
-        forms.insert(0, dict(parts))
+    trained = {key: _plain_name(name) for key, name in model.columns.items()
+               if isinstance(name, str)}  # fmt: skip
+    if trained:
+        forms.insert(0, trained if len(trained) > 1 else {"text": trained.popitem()[1]})
     return next((form for form in forms if set(form.values()) <= set(header)), {})
 
 

@@ -22,7 +22,8 @@ from tests.support.refusals import refused
 
 def read(body: bytes, content_type: str, *columns: str) -> Exchange:
     """Read a body for a model of texts that was trained on these columns."""
-    traits = ModelTraits(texts=payloads.TEXT_KEYS, pairs=PAIRS, columns=columns)
+    trained = dict(zip(("text", "text_pair"), columns, strict=False))
+    traits = ModelTraits(texts=payloads.TEXT_KEYS, pairs=PAIRS, columns=trained)
     return exchange.read("/invocations", body, content_type, traits)
 
 
@@ -304,6 +305,10 @@ def test_rows_without_the_models_columns_are_their_own_fault() -> None:
     (request,) = read_body.requests
     assert request.inputs == [PAIR, {"text": "d", "text_pair": "e"}]  # type: ignore[union-attr]
     assert read_body.records is not None and "row 3" in str(read_body.records[1])
+    traits = ModelTraits(columns={"question": "frage", "context": "absatz"})
+    body = b"absatz,frage\na,b\n"
+    (request,) = exchange.read("/invocations", body, "text/csv", traits).requests
+    assert request.inputs == [{"question": "b", "context": "a"}]  # type: ignore[union-attr]
     with pytest.raises(Fault, match="columns that the model was trained on"):
         read(b"id,one,other\n1,a,b\n", "text/csv", "premise", "hypothesis")
 

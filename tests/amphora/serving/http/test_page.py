@@ -28,7 +28,7 @@ DESCRIBED = """
         return {form}
 
     def describe_fn(model_dir, model):
-        described = {"labels": 12, "columns": ["Betreff", "Nachricht"]} if model == "pair" else {}
+        described = {"labels": 12, "columns": {"text": "Betreff", "text_pair": "Nachricht"}} if model == "pair" else {}
         task = "token-classification" if model == "text" else "a-task"
         return {"model": "<i>mine</i>", "task": task, "form": model, "max_length": 64,
                 "routes": ["/v1/chat/completions"], **described}
