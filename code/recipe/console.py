@@ -7,10 +7,9 @@ import os
 import threading
 import time
 from types import TracebackType
+from typing import ClassVar
 
 _LOG_SECONDS = 10.0
-_quiet_until = [time.monotonic() + _LOG_SECONDS]
-"""When the last line will be ten seconds old."""
 
 
 def is_first_process() -> bool:
@@ -28,11 +27,14 @@ def log(line: str) -> None:
 
 
 class Progress:
-    """Logs how far a long phase is, from the first process: a line after ten seconds without any, or
-    on a terminal often enough for the bar that `amphora train` draws of these lines.
+    """Logs how far a long phase is, from the first process: a line after ten seconds without one,
+    or on a terminal often enough for the bar that `amphora train` draws of these lines.
 
     As a context it begins and ends with the phase. Setting `done` is cheap.
     """
+
+    said_at: ClassVar[float] = time.monotonic()
+    """When `say` printed the last line."""
 
     def __init__(self, what: str, total: int = 0, unit: str = "rows") -> None:
         self.done, self._what, self._total, self._unit = 0, what, total, unit
@@ -57,14 +59,19 @@ class Progress:
     def _log(self) -> None:
         is_bar = self._total and os.environ.get("AMPHORA_TERMINAL")
         started = time.monotonic()
-        while not self._ended.wait(0.5 if is_bar else max(0.0, _quiet_until[0] - time.monotonic())):
-            if not is_bar and time.monotonic() < _quiet_until[0]:
+        while not self._ended.wait(0.5 if is_bar else max(0.0, self._next_line())):
+            if not is_bar and self._next_line() > 0:
                 continue  # another line was printed
             if self._total:
                 share = f"{self._unit} ({100 * self.done / self._total:.0f} %)"
                 say(f"{self._what}: {self.done} of {self._total} {share}")
             else:
                 say(f"{self._what}: {time.monotonic() - started:.0f} s so far")
+
+    @classmethod
+    def _next_line(cls) -> float:
+        """Return the seconds until the last line is ten seconds old."""
+        return cls.said_at + _LOG_SECONDS - time.monotonic()
 
 
 def say_row(what: str, detail: object) -> None:
@@ -74,6 +81,6 @@ def say_row(what: str, detail: object) -> None:
 
 def say(line: str) -> None:
     """Print one line and flush it, on rank 0 only, so that a job's log has each line once."""
-    _quiet_until[0] = time.monotonic() + _LOG_SECONDS
+    Progress.said_at = time.monotonic()
     if is_first_process():
         print(line, flush=True)

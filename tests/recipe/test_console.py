@@ -1,5 +1,7 @@
 """Log lines of phases that take long."""
 
+import time
+
 import pytest
 
 from recipe import console
@@ -24,6 +26,12 @@ def test_a_long_phase_says_how_far_it_is(
     monkeypatch.setattr(console, "_LOG_SECONDS", 0.05)  # not of a bar, which has a total
     with Progress("loading"):
         until(lambda: is_logged("loading: "), 60, shown)
+    monkeypatch.setattr(console, "_LOG_SECONDS", 0.5)
+    with Progress("saving"):  # is silent while others speak
+        for _ in range(100):
+            console.say("another line")
+            time.sleep(0.01)
+    assert not is_logged("saving")
     monkeypatch.undo()
     # Other processes are silent; and without a terminal a short phase is.
     monkeypatch.setenv("RANK", "1")

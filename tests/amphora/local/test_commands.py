@@ -144,12 +144,13 @@ def test_a_name_on_the_hub_is_served_and_a_misspelled_path_is_not(
 
 
 def test_doctor_checks_a_command_line_and_leaves_nothing(data: Path) -> None:
-    header = "import sys, json\n"
+    header = "import sys, json\nprint('loading the model: 10 s so far')\nprint('other')\n"
     line = '{"level": "ok", "what": "seen", "detail": \' \'.join(sys.argv[3:])}'
     (data / "code" / "check.py").write_text(f"{header}print('amphora-check', json.dumps({line}))\n")
     words = ("doctor", "tickets.csv", "--model", "a/name", "--json", "--epochs", "2")
     done = amphora(*words, cwd=data, AMPHORA_CODE_DIR=str(data / "code"))
     seen = {finding["what"]: finding["detail"] for finding in json.loads(done.stdout)["findings"]}
+    assert "loading the model: 10 s so far\n" in done.stderr and "other" not in done.stderr
     assert seen["seen"] == "--epochs 2 --model_name_or_path a/name", done.stderr
     assert not (data / "runs").exists()
 
