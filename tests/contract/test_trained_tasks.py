@@ -114,7 +114,7 @@ def test_predict_asks_for_the_columns_of_the_training(trained: Trained) -> None:
     def pair(row: plain_answers.Row, *names: str) -> dict[str, object]:
         return {name: row[name] for name in names}
 
-    ASKED: Mapping[str, Callable[[plain_answers.Row], object]] = {
+    INPUTS: Mapping[str, Callable[[plain_answers.Row], object]] = {
         "question-answering": lambda row: pair(row, "question", "context"),
         "multiple-choice": lambda row: pair(row, "question", "choices"),
         "sentence-embedding": lambda row: row["anchor"],
@@ -129,12 +129,12 @@ def test_predict_asks_for_the_columns_of_the_training(trained: Trained) -> None:
         rows = [{"file_name": "train/left.png"}]
         (trained.model / "train").mkdir(exist_ok=True)
         (trained.model / "train" / "left.png").write_bytes(b"pixels")
-        ASKED = {task: lambda row: base64.b64encode(b"pixels").decode()}
+        INPUTS = {task: lambda row: base64.b64encode(b"pixels").decode()}
     if task == "token-classification":  # of lists of words, and requests have texts
         rows = [{"text": " ".join(row["tokens"])} for row in rows]
     record = file_answers._record_of(rows, trained.model, None, trained.model / "rows.jsonl")
-    asked = ASKED.get(task, lambda row: row["text"])
-    assert [record(row)["inputs"] for row in rows] == [asked(row) for row in rows]
+    make_input = INPUTS.get(task, lambda row: row["text"])
+    assert [record(row)["inputs"] for row in rows] == [make_input(row) for row in rows]
 
 
 def test_the_scores_are_those_of_the_plain_libraries(trained: Trained) -> None:

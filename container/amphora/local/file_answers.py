@@ -57,7 +57,7 @@ _LONE = "text"
 """The column of a file that has texts without a header."""
 _PARTS = (_LONE, "text_pair")
 _NONE = object()
-"""In the place of a cell that a row does not have."""
+"""Stands for a cell that a row does not have."""
 _PREFIX, _ANSWER, _ERROR = "predicted_", "prediction", "error"
 
 

@@ -75,7 +75,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> DataSets:
     return DataSets(**splits, notes=[*notes, rule])
 
 
-def in_order(endings: Sequence[str]) -> list[str]:
+def sort_endings(endings: Sequence[str]) -> list[str]:
     """Return columns of choices by their numbers or letters."""
     return sorted(endings, key=lambda name: (len(name), name.lower()))
 
@@ -167,7 +167,7 @@ def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
         DataError: a question or a choice is missing.
     """
     names = part.class_names.get(columns[_ANSWER])
-    choice_columns = in_order(columns.columns.get(_ENDINGS, ()))
+    choice_columns = sort_endings(columns.columns.get(_ENDINGS, ()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
             if _CHOICES in columns:

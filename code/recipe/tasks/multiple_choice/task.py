@@ -77,7 +77,7 @@ class MultipleChoice(Reranking):
             role: inputs[role][0] for role in ("context", "question", "choices") if role in inputs
         }
         if endings := inputs.get("endings"):
-            columns["choices"] = questions.in_order(endings)
+            columns["choices"] = questions.sort_endings(endings)
         return columns
 
     def load(self, source: Origin) -> Model:
