@@ -115,6 +115,8 @@ PARTS = (
     Seam("torch.distributed.distributed_c10d", "_get_default_store",
          "the wait for a host's first process", ()),
     Seam("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
+    Seam("torch.ops:aten", "_scaled_dot_product_efficient_attention",
+         "the memory of a step on a GPU, predicted without one"),
     *(
         Seam("torch.ops:mkldnn", name, "serving: weights in oneDNN's layout, if it exists",
              majors=())

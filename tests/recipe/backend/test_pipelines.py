@@ -183,7 +183,7 @@ def test_audio_of_any_rate_and_channels_is_read_and_nothing_is_opened(
     from recipe.backend.requests.payloads import Request
 
     def samples(data: bytes) -> Any:
-        (value,) = reader(Request(inputs=[data])).work[0]
+        (value,) = reader(Request(inputs=[data])).values
         return value
 
     tone = np.sin(np.arange(24_000) / 12).astype(np.float32) / 2  # 48,000 Hz

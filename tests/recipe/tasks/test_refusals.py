@@ -50,7 +50,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ),
             ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
             ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
-            ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
+            ([{"a": "x", "b": b} for b in "yz"], {"prompt_column": "a"}, ["completion", "completion_column=b"]),
             ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
             (
                 ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": {"b": "c"}}),

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from recipe import paths
 from recipe.hyperparameters import Hyperparameters
-from recipe.plan import detection
+from recipe.models import pretrained
 from recipe.training import preparation
 from recipe.training import run as training_run
 from tests.support.paths import ROOT
@@ -103,7 +103,7 @@ def test_the_process_group_is_started_before_anything_is_seeded(
 
     monkeypatch.setattr(training_run.device, "join", lambda kind, _: calls.append(kind))
     monkeypatch.setattr(preparation, "set_seed", lambda seed: calls.append("seed"))
-    monkeypatch.setattr(detection, "find", find)
+    monkeypatch.setattr(pretrained, "find", find)
     monkeypatch.setattr(training_run.tracking, "set_default_folders", lambda _: None)
     folders = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
     with pytest.raises(Stopped):

@@ -159,7 +159,9 @@ class FixedPictures:
         count, made = self.size if self.fills else len(images), self.preprocessing
         pixels = np.zeros((count, 3, made.height, made.width), dtype=np.uint8)
         pixels[: len(images)] = images
-        scale, offset = (torch.from_numpy(one).float() for one in (made.scale, made.offset))
+        scale, offset = (
+            torch.from_numpy(one.astype(np.float32)) for one in (made.scale, made.offset)
+        )
         return {"pixel_values": torch.from_numpy(pixels).float().mul_(scale).add_(offset)}
 
     def describe(self) -> str:
@@ -232,7 +234,7 @@ def _values(processor: Any, image: Any) -> npt.NDArray[np.float64]:
     """Return the values [3, height, width] that the model gets for an image. Raise ModelError if
     they have another form, such as the patches of SigLIP2's NaFlex."""
     try:
-        values = processor(image, return_tensors="pt")["pixel_values"].double().numpy()
+        values = processor(image, return_tensors="pt")["pixel_values"].numpy().astype(np.float64)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"The model's image processor ({type(processor).__name__}) gives no pixel_values for "
