@@ -143,10 +143,19 @@ def _finish(adapted: Any, settings: ModelSettings, task: str | None) -> Any:
     keep_averages(adapted)
     config = adapted.peft_config[adapted.active_adapter]
     config.task_type = task  # which loading the adapter needs
+    _sort_names(config)
     trained, whole = adapted.get_nb_trainable_parameters()
     counted = f"{trained:,} of {whole:,} parameters are trained"
     say_row("LoRA", f"rank {config.r}, alpha {config.lora_alpha:g}; {counted}")
     return adapted
+
+
+def _sort_names(config: Any) -> None:
+    """Sort the names of layers in a peft.LoraConfig: peft writes its sets in an order that differs
+    between processes, and equal trainings shall write equal files."""
+    for key in ("target_modules", "exclude_modules"):
+        if isinstance(names := getattr(config, key), set):
+            setattr(config, key, sorted(names))
 
 
 def keep_averages(model: Any) -> None:
@@ -223,4 +232,5 @@ def _subtract(initial: Mapping[str, Any], folder: Path) -> None:
     config: Any = peft.PeftConfig.from_pretrained(str(folder))
     config.lora_alpha *= 2**0.5 if config.use_rslora else 2
     config.r, config.init_lora_weights = 2 * config.r, True
+    _sort_names(config)
     config.save_pretrained(folder)

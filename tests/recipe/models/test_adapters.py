@@ -71,6 +71,16 @@ def test_an_adapter_is_trained_further_with_its_own_settings(llama: Path, tmp_pa
     assert (again["r"], again["lora_alpha"], again["target_modules"]) == (4, 32, ["q_proj"])
 
 
+def test_a_saved_adapter_names_its_layers_in_one_order(llama: Path, tmp_path: Path) -> None:
+    for start in (None, "olora"):  # which is converted after saving
+        given = Hyperparameters(lora_r=2, lora_save="adapter", init_lora_weights=start)
+        model, _ = pretrained.load_causal(Origin(str(llama)), given)
+        lora.save(model, None, tmp_path / str(start), given)
+        saved = json.loads((tmp_path / str(start) / "adapter_config.json").read_text())
+        assert len(saved["target_modules"]) > 5
+        assert saved["target_modules"] == sorted(saved["target_modules"])
+
+
 def test_an_adapter_is_merged_before_a_new_one_is_trained(llama: Path, tmp_path: Path) -> None:
     folder = adapter(llama, tmp_path / "a", seed=1, target_modules=["q_proj"], **CAUSAL)
     whole = CAUSAL["auto"].from_pretrained(merged(llama, folder, tmp_path / "merged"))
