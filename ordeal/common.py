@@ -22,7 +22,7 @@ from tests.support.tiny_models import review_tokenizer, save
 
 CAMPAIGNS = (
     "kill", "requests", "archives", "data", "fuzz", "ranks", "disk", "drain", "workers", "load",
-    "soak", "secrets",
+    "soak", "models", "secrets",
 )  # fmt: skip
 """In the order in which they run: `secrets` searches the files of the others."""
 

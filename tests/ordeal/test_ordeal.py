@@ -14,7 +14,7 @@ from ordeal import licences
 from ordeal.common import CAMPAIGNS, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = ("disk", "kill", "drain", "soak", "load", "ranks")
+LONG = ("disk", "kill", "drain", "soak", "load", "models", "ranks")
 """Half a minute and more, even in short. A lost rank is also in tests/contract and test_hosts.py."""
 QUICK = tuple(name for name in CAMPAIGNS if name not in LONG)
 

@@ -1,6 +1,8 @@
 """The multi-model API: loads and unloads models while the server runs, each in its own workers.
 
-A model that does not fit is refused with 507; SageMaker then unloads others and tries again.
+Models load side by side: each reserves the memory that it needs first, and nothing else waits for
+it. One that does not fit is refused with 507 at once; SageMaker then unloads others, and tries it
+again.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,18 +34,37 @@ TARGET_MODEL = "x-amzn-sagemaker-target-model"
 # The memory of a process with its libraries, and of weights relative to the size of their files.
 _PROCESS_BYTES = 400 * MIB
 _WEIGHTS_SHARE = 1.2
+_MOST_NAMED = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class HostedModel:
     name: str
     url: str
     pool: Pool
+    used: float
+    """When a request last named it, on the monotonic clock."""
 
     @property
     def entry(self) -> dict[str, str]:
         """Return its entry in SageMaker's API."""
         return {"modelName": self.name, "modelUrl": self.url}
+
+
+@dataclass(eq=False)
+class _Reservation:
+    """The memory of a model that is being loaded."""
+
+    size: int = 0
+    """The bytes that it is expected to take."""
+    pool: Pool | None = None
+    """Its workers, once there is memory for them."""
+
+    @property
+    def rest(self) -> int:
+        """Return the bytes that it has not taken yet."""
+        taken = sum(map(_private_memory, self.pool.process_ids)) if self.pool else 0
+        return max(0, self.size - taken)
 
 
 class MultiModel:
@@ -55,7 +77,9 @@ class MultiModel:
         self._metrics = metrics
         self._invocations = invocations
         self._models: dict[str, HostedModel] = {}
-        self._loading = asyncio.Lock()
+        self._loading: dict[str, _Reservation] = {}
+        self._leaving: list[HostedModel] = []
+        """Those that answer their last requests."""
 
     @property
     def routes(self) -> list[Route]:
@@ -69,7 +93,10 @@ class MultiModel:
 
     @property
     def pools(self) -> list[Pool]:
-        return [model.pool for model in self._models.values()]
+        """Return the workers of all models, also of those that come and go."""
+        loading = [one.pool for one in self._loading.values() if one.pool is not None]
+        models = [*self._models.values(), *self._leaving]
+        return [*loading, *(model.pool for model in models)]
 
     @property
     def names(self) -> list[str]:
@@ -78,24 +105,25 @@ class MultiModel:
     def find(self, name: str) -> HostedModel:
         """Return a loaded model. Raises Fault (404) if it is not loaded."""
         if name not in self._models:
-            raise Fault(404, "model_not_found", f"Model {name!r} is not loaded.")
+            state = "still being loaded" if name in self._loading else "not loaded"
+            raise Fault(404, "model_not_found", f"Model {name!r} is {state}.")
         return self._models[name]
 
     def select(self, name: str) -> HostedModel:
-        """Return the model of that name; '' means the only one that is loaded.
+        """Return the model of that name for a request; '' means the only one that is loaded.
 
         Raises Fault: 404 if it is not loaded, 503 if none is, 400 if there are several to choose.
         """
-        if name:
-            return self.find(name)
-        if not self._models:
+        if not name and not self._models:
             raise Fault(503, "not_ready", "No model is loaded.")
-        if len(self._models) > 1:
+        if not name and len(self._models) > 1:
             raise bad_request(
                 "Several models are loaded. Name one in the header X-Amzn-SageMaker-Target-Model"
                 f" (OpenAI's API: in the body's `model`): {', '.join(self.names)}."
             )
-        return next(iter(self._models.values()))
+        model = self.find(name or next(iter(self._models)))
+        model.used = time.monotonic()
+        return model
 
     async def list_models(self, request: Request) -> Response:
         """List the loaded models, in pages (`limit`, `next_page_token`)."""
@@ -112,29 +140,35 @@ class MultiModel:
         return self._invocations.reply(200, self.find(request.path_params["name"]).entry)
 
     async def unload(self, request: Request) -> Response:
-        """Unload a model."""
+        """Unload a model, once it has answered the requests that it has."""
         check_origin(request)
-        async with self._loading:
-            model = self.find(request.path_params["name"])
-            del self._models[model.name]
-            await model.pool.close()
+        model = self.find(request.path_params["name"])
+        del self._models[model.name]
+        self._leaving.append(model)
+        await model.pool.drain()
+        await model.pool.close()
+        self._leaving.remove(model)
         LOG.info("Model %s is unloaded.", model.name)
         return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
 
     async def invoke(self, request: Request) -> Response:
         """Answer a request by the model of that name."""
-        model = self.find(request.path_params["name"])
-        return await self._invocations.invoke(request, model.pool)
+        # Nothing may come between finding a model and giving it the request: it may be unloaded.
+        body = await self._invocations.body(request)
+        model = self.select(request.path_params["name"])
+        return await self._invocations.invoke(request, model.pool, body)
 
     async def load(self, request: Request) -> Response:
         """Load a model (`model_name`, `url`)."""
         name, folder = await self._invocations.order(request, "model_name", "url")
-        # One model at a time, so that the same free memory is not counted for two.
-        async with self._loading:
-            if name in self._models:
-                raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
-            settings = await self._settings(name, Path(folder))
-            pool = Pool(settings, self._environ, self._metrics)
+        if name in self._models or name in self._loading:
+            state = "already loaded" if name in self._models else "being loaded"
+            raise Fault(409, "model_already_loaded", f"Model {name!r} is {state}.")
+        reservation = self._loading[name] = _Reservation()
+        try:
+            settings, needed = await self._settings(name, Path(folder))
+            self._reserve(name, reservation, needed)
+            pool = reservation.pool = Pool(settings, self._environ, self._metrics)
             pool.start()
             ends: list[asyncio.Future[Any]] = [pool.loaded, pool.failed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -143,14 +177,36 @@ class MultiModel:
                 error = pool.failed.result()
                 LOG.error("Model %s: %s", name, error)
                 if isinstance(error, spawner.TooLarge):
-                    raise Fault(507, "out_of_memory", str(error))
+                    raise Fault(507, "out_of_memory", f"{error}{self._least_used()}")
                 raise Fault(500, "model_not_loaded", str(error))
-            self._models[name] = HostedModel(name, folder, pool)
+            self._models[name] = HostedModel(name, folder, pool, used=time.monotonic())
+        finally:
+            del self._loading[name]
         LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
-    async def _settings(self, name: str, folder: Path) -> ServerSettings:
-        """Return a model's settings. Raises Fault: 404 without its folder, 507 if memory is short.
+    def _reserve(self, name: str, reservation: _Reservation, needed: int) -> None:
+        """Reserve memory for a model. Raises Fault (507) if it is short."""
+        reserved = sum(other.rest for other in self._loading.values())
+        free = max(0, free_memory() - reserved)
+        if needed > free:
+            sizes = f"about {needed // MIB} MiB of memory, and {free // MIB} MiB are free"
+            if reserved:
+                sizes += f" beside {reserved // MIB} MiB for models that are being loaded"
+            reason = f"Model {name!r} needs {sizes}.{self._least_used()}"
+            raise Fault(507, "out_of_memory", reason)
+        reservation.size = needed
+
+    def _least_used(self) -> str:
+        """Return a sentence with the models to unload first; empty without any."""
+        models = sorted(self._models.values(), key=lambda model: model.used)[:_MOST_NAMED]
+        now = time.monotonic()
+        listed = ", ".join(f"{model.name} ({now - model.used:.0f} s ago)" for model in models)
+        return f" Least recently used: {listed}." if models else ""
+
+    async def _settings(self, name: str, folder: Path) -> tuple[ServerSettings, int]:
+        """Return a model's settings and the bytes of memory that it needs. Raises Fault (404)
+        without its folder.
 
         SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
         """
@@ -162,9 +218,6 @@ class MultiModel:
         weights = await asyncio.to_thread(sum, file_sizes)
         processes = 1 if settings.device_kind == CPU else settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
-        if needed > (free := free_memory()):
-            sizes = f"about {needed // MIB} MiB of memory, and {free // MIB} MiB are free"
-            raise Fault(507, "out_of_memory", f"Model {name!r} needs {sizes}.")
         program = settings.program
         if not (
             program is None
@@ -174,9 +227,10 @@ class MultiModel:
             LOG.info("Model %s has no code/%s: the image's handlers serve it.", name, program)
             program = None
         code_dir = handler_files.code_folder(folder, program)
-        return replace(
+        changed = replace(
             settings, model_name=name, model_dir=folder, code_dir=code_dir, program=program
         )
+        return changed, needed
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -207,3 +261,12 @@ def free_memory() -> int:
             cached = dict(line.split() for line in stat.read_text().splitlines()).get(cache, 0)
             free = min(free, most - int((groups / used).read_text()) + int(cached))
     return free
+
+
+def _private_memory(process: int) -> int:
+    """Return the bytes that only a process has; mapped files count as free. 0 if it has ended."""
+    with contextlib.suppress(OSError, LookupError):
+        text = Path(f"/proc/{process}/status").read_text()
+        lines = dict(line.split(":", 1) for line in text.splitlines())
+        return int(lines["RssAnon"].split()[0]) * 1024
+    return 0

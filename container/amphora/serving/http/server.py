@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -59,6 +60,7 @@ _DRAIN_SECONDS = 24
 # requests on their way.
 _LINGER_SECONDS = 0.3
 _KEEP_ALIVE_SECONDS = 75
+_MOST_THREADS = 1024
 
 
 def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
@@ -217,6 +219,7 @@ class Front:
                     name = json.loads(body).get("model") or ""
                 except (ValueError, AttributeError, RecursionError):
                     name = ""
+            # Nothing may come between this and giving it the request: it may be unloaded.
             pool = self.models.select(str(name)).pool
         check_route(path, pool)
         return await self.invocations.invoke(request, pool, body)
@@ -311,6 +314,8 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     server = uvicorn.Server(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # Each model that is being loaded holds a thread, and by default there are CPUs + 4.
+    loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # `serve` would also take the signals.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ _GIVE_UP_AFTER = 5
 _CREDIT = messages.CHUNKS_AHEAD // 4
 # The pause before a worker is replaced, which may die at once again.
 _RESTART_PAUSE = 0.1
+_DRAIN_STEP = 0.02
 
 
 class Pool:
@@ -70,12 +72,25 @@ class Pool:
         """Return the calls that wait for a worker."""
         return [call for call in self._dispatcher.queue if not call.reply.done()]
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Return the ids of the processes that load the model."""
+        return self._spawner.process_ids
+
     def start(self) -> None:
         """Begin to load the model; `loaded` and `failed` report the outcome.
 
         The first worker starts alone, so that a model that cannot be loaded is reported once.
         """
         self._keepers = [asyncio.create_task(self._keep(0))]
+
+    async def drain(self) -> None:
+        """Wait until all requests are answered, at most for the time that one may take."""
+        deadline = time.monotonic() + self.settings.timeout
+        while time.monotonic() < deadline and (
+            self.waiting or any(c.calls for c in self._dispatcher.connections.values())
+        ):
+            await asyncio.sleep(_DRAIN_STEP)
 
     async def close(self) -> None:
         """End all workers. Requests that they have not answered are lost, so drain first."""
@@ -84,7 +99,8 @@ class Pool:
             keeper.cancel()
         for connection in self._dispatcher.connections.values():
             connection.kill()
-        self._spawner.close()
+        # In a thread: to free much memory takes time.
+        await asyncio.to_thread(self._spawner.close)
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def submit(self, call: Call) -> None:

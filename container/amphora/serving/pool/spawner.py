@@ -120,6 +120,11 @@ class Spawner:
         self._code = UserCode(settings, environ)
         self._is_prepared = False
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Return the ids of the processes that were started; forks are not among them."""
+        return [started.process.pid for started in self._processes.values()]
+
     async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
         """Start a worker that has loaded the model. Raises AmphoraError, EOFError or OSError.
 
@@ -167,6 +172,7 @@ class Spawner:
                 started.process.kill()
         for started in self._processes.values():
             started.process.wait()
+            started.control.close()
 
 
 def worker_environment(

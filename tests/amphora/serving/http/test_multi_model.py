@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from amphora.serving.http import multi_model
 from amphora.serving.http.multi_model import TARGET_MODEL
 from tests.support.servers import RECIPE, Running, Start, fault, write_code, write_model
+from tests.support.until import until
 
 NAMED = """
 import json
@@ -99,6 +101,99 @@ def test_a_model_for_which_there_is_no_room_is_507(
             sparse.truncate(1 << 42)
     answer = server.http.post("/models", json={"model_name": "huge", "url": url})
     assert fault(answer) == expected
+
+
+GATED = """
+import json, time
+from pathlib import Path
+def gate(folder, name):
+    (Path(folder) / f"at-{name}").touch()
+    while not (Path(folder) / name).exists():
+        time.sleep(0.01)
+def model_fn(model_dir):
+    gate(model_dir, "load")
+    return model_dir
+def transform_fn(model, body, content_type, accept):
+    gate(model, "answer")
+    return json.dumps([model.rsplit("/", 1)[1], json.loads(body)])
+"""
+
+
+def test_a_load_delays_nothing_else(server: Running, tmp_path: Path) -> None:
+    http, slow = server.http, tmp_path / "slow"
+    url = write_model(slow, GATED)
+    (slow / "answer").touch()
+    quick = write_model(tmp_path / "quick", NAMED)
+    huge = write_model(tmp_path / "huge", NAMED)
+    with (tmp_path / "huge" / "weights").open("wb") as sparse:
+        sparse.truncate(1 << 42)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            load = threads.submit(http.post, "/models", json={"model_name": "slow", "url": url})
+            until((slow / "at-load").exists)
+            order = {"model_name": "quick", "url": quick}
+            assert http.post("/models", json=order).status_code == 200
+            assert http.post("/models/quick/invoke", json=5).json() == ["quick", 5]
+            for name in ("quick", "slow"):
+                again = http.post("/models", json={"model_name": name, "url": quick})
+                assert fault(again) == (409, "model_already_loaded")
+            full = http.post("/models", json={"model_name": "huge", "url": huge})
+            assert fault(full) == FULL and "Least recently used: quick (" in full.text
+            assert http.delete("/models/quick").status_code == 200
+            for name in ("quick", "slow"):
+                assert fault(http.post(f"/models/{name}/invoke", json=5))[0] == 404
+                assert fault(http.delete(f"/models/{name}"))[0] == 404
+            assert "still being loaded" in http.get("/models/slow").text
+            assert server.ping() == 200 and not load.done()
+        finally:
+            (slow / "load").touch()
+        assert load.result().status_code == 200
+    assert http.post("/models/slow/invoke", json=5).json() == ["slow", 5]
+    assert http.delete("/models/slow").status_code == 200
+
+
+def test_memory_is_reserved_before_a_model_is_loaded(server: Running, tmp_path: Path) -> None:
+    """Two models that have room one after the other, but not together."""
+    http = server.http
+    urls = {name: write_model(tmp_path / name, GATED) for name in ("first", "second")}
+    for name in urls:
+        with (tmp_path / name / "weights").open("wb") as sparse:
+            sparse.truncate(int(multi_model.free_memory() / 2))
+    (tmp_path / "second" / "load").touch()
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            order = {"model_name": "first", "url": urls["first"]}
+            load = threads.submit(http.post, "/models", json=order)
+            until((tmp_path / "first" / "at-load").exists)
+            order = {"model_name": "second", "url": urls["second"]}
+            full = http.post("/models", json=order)
+            assert fault(full) == FULL and "MiB for models that are being loaded" in full.text
+        finally:
+            (tmp_path / "first" / "load").touch()
+        assert load.result().status_code == 200
+    assert http.post("/models", json=order).status_code == 200
+    for name in urls:
+        assert http.delete(f"/models/{name}").status_code == 200
+
+
+def test_a_model_answers_its_last_requests_before_it_is_unloaded(
+    server: Running, tmp_path: Path
+) -> None:
+    http, folder = server.http, tmp_path / "leaving"
+    url = write_model(folder, GATED)
+    (folder / "load").touch()
+    assert http.post("/models", json={"model_name": "leaving", "url": url}).status_code == 200
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            answer = threads.submit(http.post, "/models/leaving/invoke", json=5)
+            until((folder / "at-answer").exists)
+            unload = threads.submit(http.delete, "/models/leaving")
+            until(lambda: http.get("/models/leaving").status_code == 404)
+            assert not unload.done() and not answer.done()
+        finally:
+            (folder / "answer").touch()
+        assert answer.result().json() == ["leaving", 5]
+        assert unload.result().status_code == 200
 
 
 def test_a_refused_method_is_answered_by_all_that_its_path_has(
