@@ -49,9 +49,9 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     tasks_by_hyperparameter = hyperparameters.tasks_by_hyperparameter
     possible = all_tasks_of(tasks_by_hyperparameter)
     # Preferences and rewards are learned only if the task is given.
-    found = [t for t in possible if not all(form.needs_task for form in TASKS[t].forms)]
-    if len(possible) == 1 or len(found) == 1:
-        (task,) = found or possible
+    unnamed = [t for t in possible if not all(form.needs_task for form in TASKS[t].forms)]
+    if len(possible) == 1 or len(unnamed) == 1:
+        (task,) = unnamed or possible
         alone = [name for name, tasks in tasks_by_hyperparameter.items() if list(tasks) == [task]]
         others = [name for name in possible if name != task]
         reason = f"only this task takes {' and '.join(alone or tasks_by_hyperparameter)}"
