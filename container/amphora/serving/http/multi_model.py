@@ -240,11 +240,16 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(value)
 
 
-# The files with a container's memory limit and use, and the entry of the page cache, which counts
-# as used but is freed on demand: for control groups of version 2, and of version 1.
+# The files with a container's memory limit and use, and the entries of its page cache, which counts
+# as used but is freed on demand, and of what is mapped of it: for control groups of version 2, and
+# of version 1.
 _GROUPS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ("inactive_file", "active_file", "file_mapped")),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file", "total_mapped_file"),
+    ),
 )
 
 
@@ -253,13 +258,16 @@ def free_memory() -> int:
     groups = Path("/sys/fs/cgroup")
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    for limit, used, cache in _GROUPS:
+    for limit, used, entries in _GROUPS:
         stat = (groups / limit).with_name("memory.stat")
         # A file that is not there, or says "max", is not a limit.
         with contextlib.suppress(OSError, ValueError):
             most = int((groups / limit).read_text())
-            cached = dict(line.split() for line in stat.read_text().splitlines()).get(cache, 0)
-            free = min(free, most - int((groups / used).read_text()) + int(cached))
+            counts = dict(line.split() for line in stat.read_text().splitlines())
+            inactive, active, mapped = (int(counts.get(entry, 0)) for entry in entries)
+            # A file that was read twice, such as a model's that was loaded before, is active.
+            cached = max(0, inactive + active - mapped)
+            free = min(free, most - int((groups / used).read_text()) + cached)
     return free
 
 

@@ -388,13 +388,13 @@ def test_the_only_loaded_model_answers_without_a_name(server: Running, tmp_path:
 @pytest.mark.parametrize(
     ("files", "free"),
     [
-        ({"memory.max": "9000", "memory.current": "8000", "memory.stat": "inactive_file 500"}, 1500),
+        ({"memory.max": "9000", "memory.current": "8000", "memory.stat": "inactive_file 500\nactive_file 300\nfile_mapped 100"}, 1700),
         (
             {
                 "memory/memory.limit_in_bytes": "9000", "memory/memory.usage_in_bytes": "8000",
-                "memory/memory.stat": "cache 9\ntotal_inactive_file 500",
+                "memory/memory.stat": "cache 9\ntotal_inactive_file 500\ntotal_active_file 300\ntotal_mapped_file 900",
             },
-            1500,
+            1000,
         ),
         ({"memory.max": "max", "memory.current": "8000", "memory.stat": ""}, 0),
     ],
