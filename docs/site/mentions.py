@@ -1,7 +1,7 @@
 """Turn mentions of pages into links, since pages are read as plain text too.
 
-`docs/TRAINING.md` in a page or a docstring becomes a link to that page, and `docs/TRAINING.md, Add
-a metric` one to its section. A page that does not exist is a warning, which fails the build.
+`docs/DATA.md` in a page or a docstring becomes a link with that page's title, and `docs/DATA.md,
+Columns` one to its section. A page that does not exist is a warning, which fails the build.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def _link(app: Sphinx, tree: nodes.document, page: str) -> None:
             if target not in app.env.found_docs:
                 _log.warning("%s is mentioned, and is no page", mention[0], location=page)
                 continue
+            title = app.env.titles[target].astext()
             anchor, until = "", mention.end()
             for reference in app.env.tocs[target].findall(nodes.reference):
                 words = r"\s+".join(map(re.escape, reference.astext().split()))
@@ -54,7 +55,9 @@ def _link(app: Sphinx, tree: nodes.document, page: str) -> None:
             address = builder.get_relative_uri(page, target) + anchor
             parts += [
                 nodes.Text(source[end : mention.start()]),
-                nodes.reference("", source[mention.start() : until], refuri=address, internal=True),
+                nodes.reference(
+                    "", title + source[mention.end() : until], refuri=address, internal=True
+                ),
             ]
             end = until
         if parts:

@@ -86,14 +86,16 @@ def test_no_link_is_kept() -> None:
 
 
 DOCS = ROOT / "docs"
+EDIT = "https://github.com/someone/amphora/edit/main"
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """As `make docs`."""
     strict = ["--fail-on-warning", "--keep-going", "--quiet"]
     folders = ["-c", str(DOCS / "site"), "-d", str(site / ".doctrees"), str(source), str(site)]
+    address = ["-D", f"edit_address={EDIT}"]
     return subprocess.run(
-        [sys.executable, "-m", "sphinx", *strict, *folders],
+        [sys.executable, "-m", "sphinx", *strict, *address, *folders],
         text=True,
         capture_output=True,
         cwd=ROOT,
@@ -110,9 +112,17 @@ def test_pages_mentions_and_docstrings_are_there(tmp_path: Path) -> None:
     home = (site / "index.html").read_text()
     for name in ("TRAINING", "SERVING", "site/examples", "site/recipe"):
         assert f'href="{name}.html"' in home
+    assert (site / "_static" / "logo.svg").is_file()
     # A section that a page names after the page.
-    page = (site / "ESTIMATORS.html").read_text()
-    assert 'href="TRAINING.html#packages-for-your-code"' in page
+    estimators = (site / "ESTIMATORS.html").read_text()
+    assert (
+        'href="TRAINING.html#packages-for-your-code">Training, Packages for your code<'
+        in estimators
+    )
+    edited = {"index": "README", "ESTIMATORS": "docs/ESTIMATORS", "site/security": "SECURITY"}
+    for page, source in edited.items():
+        assert f'href="{EDIT}/{source}.md"' in (site / f"{page}.html").read_text()
+    assert EDIT not in (site / "REFERENCE.html").read_text()
     package = (site / "site" / "amphora.html").read_text()
     assert 'id="amphora-contract-job"' in package and 'id="amphora-common-logs"' in package
     text = re.sub(r"<[^>]*>", "", package)
