@@ -1,9 +1,10 @@
 """The format of metric lines, and the regexes that read it.
 
-    python code/recipe/metrics.py [TASK]
+    python code/recipe/metrics.py [TASK [SCORE ...]]
 
 prints the list to pass to an estimator as `metric_definitions`. Some tasks (`OF_TASKS`) have their
-own list. The recipe prints one line for each logged step:
+own list; scores of a user's functions are named after it. The recipe prints one line for
+each logged step:
 
     metric step=40 {'loss': 0.4127, 'learning_rate': 0.000025, 'epoch': 0.5}
 
@@ -50,6 +51,10 @@ OF_TASKS: Mapping[str, Sequence[str]] = {
     "question-answering": ("loss", *ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
     "reranking": ("loss", *RANKINGS[:2]),
+    "causal-lm": (
+        *("loss", "perplexity", "token_accuracy", "exact_match", "exact_answer", "valid_json"),
+        *("tool_calls", "rouge1", "rouge2", "rougeL", "rougeLsum"),
+    ),
 }
 """Scores of tasks with their own list, since SageMaker accepts 40 regexes for a job."""
 
@@ -85,18 +90,19 @@ def _written_out(value: object) -> str:
     return text if "." in text else f"{text}.0"
 
 
-def metric_names(task: str = "") -> list[str]:
+def metric_names(task: str = "", *more: str) -> list[str]:
     """Return the names of a task's metrics that are useful as curves.
 
     Args:
         task: The hyperparameter. Tasks that are not in OF_TASKS share a list.
+        more: Further scores.
     """
-    of_split = OF_TASKS.get(task, _OF_SPLITS)
+    of_split = (*OF_TASKS.get(task, _OF_SPLITS), *more)
     scores = [f"{split}_{name}" for split in ("eval", "test") for name in of_split]
     return [*_TRAINING, *OF_STEPS.get(task, ()), *scores, *_SPEED]
 
 
-def metric_definitions(task: str = "") -> list[dict[str, str]]:
+def metric_definitions(task: str = "", *more: str) -> list[dict[str, str]]:
     """Return the estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
 
     The regexes match the recipe's lines, HF Trainer's (`{'loss': 0.4127, ...}` of transformers 4,
@@ -108,9 +114,9 @@ def metric_definitions(task: str = "") -> list[dict[str, str]]:
             "Regex": rf"(?:\bmetric (?:\S+ )*{name}=|\{{(?:[^{{}}]*, )?'{name}': '?)"
             rf"{_NUMBER}(?![^\s,'}}])",
         }
-        for name in metric_names(task)
+        for name in metric_names(task, *more)
     ]
 
 
 if __name__ == "__main__":
-    print(json.dumps(metric_definitions(*sys.argv[1:2]), indent=2))
+    print(json.dumps(metric_definitions(*sys.argv[1:]), indent=2))

@@ -113,6 +113,12 @@ class JobSettings:
     early_stopping_threshold: float = option(
         0.0, "Smallest improvement that counts for early stopping.", valid=NOT_BELOW_0
     )
+    generated_rows: int = option(
+        100,
+        "Evaluation rows for which text is generated; do_predict generates for all.",
+        valid=AT_LEAST_1,
+        effect=Effect.BEST,
+    )
     price_per_hour: float | None = option(
         None,
         "Price of an instance per hour, for the cost in log and report.",
@@ -277,7 +283,7 @@ class ModelSettings(JobSettings):
     )
     max_completion_length: int | None = option(
         None,
-        "grpo, distillation: most tokens of a completion. Default: 256.",
+        "grpo, distillation, do_generate: most tokens of a completion. Default: 256.",
         valid=AT_LEAST_1,
     )
     use_vllm: bool = option(

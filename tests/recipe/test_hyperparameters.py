@@ -96,7 +96,7 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--checkpoints", "5"], ["checkpoints", "'5'", "/opt/ml/checkpoints"]),
         (["--dataloader_drop_last"], ["dataloader_drop_last", "no text is left out"]),
         (["--do_train", "False"], ["do_train=False", "do_eval=True or do_predict=True"]),
-        (["--task", "causal-lm", "--do_predict"], ["do_predict", "causal-lm"]),
+        (["--task", "masked-lm", "--do_predict"], ["do_predict", "masked-lm"]),
         (["--model_revision", "v2"], ["model_revision", "channel model"]),
         (["--task", "speech"], ["task", "'speech'", "causal-lm"]),
         (["--task", "causal-lm", "--label_column", "x"], ["label_column", "'x'", "task=text-cl"]),

@@ -129,6 +129,9 @@ class Objective(ABC):
         """Return the trainer of a library that replaces the engine; None without one."""
         return None
 
+    def look_before(self, trainer: Any) -> None:  # noqa: B027
+        """Keep what the model answers before training. All processes call it."""
+
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return scores of generated text, computed by all processes together."""
         return {}

@@ -19,7 +19,7 @@ from recipe.errors import RowError
 from recipe.tokenization.chat_template import Message, Template, is_context, is_muted
 from recipe.tokenization.encoding import Encoder
 
-_THOUGHT_TAGS = re.compile(r"</?think>|\[/?THINK\]")
+THOUGHT_TAGS = re.compile(r"</?think>|\[/?THINK\]")
 """What separates thoughts from the rest of a content; templates may write them otherwise."""
 _WORDS = re.compile(r"\w+")
 _SHOWN = 60
@@ -141,7 +141,7 @@ def _check_learned(number: int, message: Message, learned: str) -> None:
     if message["role"] != "assistant" or is_muted(message):
         return
     content = message["content"].strip()
-    parts = [("content", text) for text in _THOUGHT_TAGS.split(content) if content not in learned]
+    parts = [("content", text) for text in THOUGHT_TAGS.split(content) if content not in learned]
     parts += [
         (key, value) for key, value in message.items()
         if is_context(key) and isinstance(value, str)

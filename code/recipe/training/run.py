@@ -113,6 +113,8 @@ def _train_and_evaluate(
 ) -> dict[str, float]:
     """Train and evaluate, with all processes, and return the metrics, equal on all of them."""
     given, test = plan.hyperparameters, prepared.samples.get("test")
+    if given.trains:
+        prepared.loaded.objective.look_before(trainer)
     metrics = trainer.run() if given.trains else {}
     done: dict[str, float] = {}
     if given.trains and not trainer.args.load_best_model_at_end:

@@ -20,8 +20,8 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import encoder_decoders
 from recipe.models.sources.origin import Origin
 from recipe.models.sources.tokenizers import load_tokenizer
+from recipe.tasks.text_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
-from recipe.tasks.text_to_text.task import score_texts
 from recipe.tokenization import languages, texts
 from tests.support import jobs, serving_kit
 from tests.support.jobs import write

@@ -58,6 +58,11 @@ class Generator(ServedTask):
         """Load the causal language model that `origin` names."""
         loaded = loading.load(origin, AutoModelForCausalLM)
         check_template(loaded.tokenizer, origin.location)
+        return cls.wrap(loaded)
+
+    @classmethod
+    def wrap(cls, loaded: LoadedModel) -> Generator:
+        """Return the generator of a loaded model, whose generation_config it replaces."""
         if loaded.positions < UNBOUNDED:
             # The tokenizer's limit is that of its training texts.
             loaded = replace(loaded, max_length=loaded.positions)

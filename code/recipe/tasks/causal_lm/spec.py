@@ -104,6 +104,18 @@ class Options:
         'Variables of the chat template, such as {"enable_thinking": false}; saved with it.',
         effect=Effect.SAMPLES,
     )
+    do_generate: bool = option(
+        False,
+        "Answer prompts of the evaluation data at each evaluation, and score the answers.",
+        effect=Effect.BEST,
+    )
+    generated_scores: str = option(
+        "exact_match,rougeL",
+        "do_generate: exact_match, exact_answer, valid_json, tool_calls, rouge1, rouge2, rougeL, "
+        "rougeLsum, or functions of rewards.py in the channel code or in /opt/ml/code.",
+        separator=",",
+        effect=Effect.BEST,
+    )
 
 
 SPECS = (
@@ -120,7 +132,10 @@ SPECS = (
         ),
         models=frozenset({Model.DECODER}),
         options=Options,
-        shared_options=("sample_by", "long_texts", "load_in_4bit"),
+        shared_options=(
+            *("sample_by", "long_texts", "load_in_4bit", "do_predict", "generated_rows"),
+            "max_completion_length",
+        ),
         learning_rates=(2e-5, 2e-4),
         rank=2,  # XLM's class is masked-lm's, too
         served={

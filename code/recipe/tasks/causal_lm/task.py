@@ -13,11 +13,13 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout, Documents
 from recipe.data import language_modeling
 from recipe.data.column_names import MESSAGES, PROMPT
+from recipe.errors import HyperparameterError
 from recipe.models import packed_decoders, pretrained
 from recipe.models.sources.origin import Origin
 from recipe.reports import generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.settings import split_values
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
     Batches,
@@ -30,6 +32,7 @@ from recipe.tasks.base import (
     text_layout,
     whole_model,
 )
+from recipe.tasks.causal_lm.answering import Answering, GeneratedAnswers
 from recipe.tokenization import chat_template
 from recipe.tokenization import documents as document_tokens
 
@@ -52,6 +55,19 @@ class _NextTokens(TokenLosses):
         packed_decoders.patch_forward_for_documents(model)
 
 
+class _AnsweredTokens(_NextTokens):
+    """Also scores answers to prompts in evaluations."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def look_before(self, trainer: Any) -> None:
+        self._answering.answer_before(trainer)
+
+    def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        return self._answering.scores(trainer, samples)
+
+
 NEXT_TOKENS: Objective = _NextTokens()
 """The learned tokens of documents; the loss is the mean over these tokens."""
 
@@ -65,8 +81,20 @@ class CausalLm(Task):
     objective: Objective = NEXT_TOKENS
 
     def read(self, channels: Mapping[str, Path]) -> None:
-        self.check_best(("perplexity", "token_accuracy"))
+        settings, options = self.model_settings, self.options
+        scores = split_values(options.generated_scores) if options.do_generate else []
+        self.check_best(("perplexity", "token_accuracy", *scores))
+        if self.data_settings.predicts and not options.do_generate:
+            raise HyperparameterError(
+                "do_predict=True asks for answers to prompts, and do_generate is False.",
+                "Give do_generate=True, or leave do_predict out.",
+            )
         self.data = language_modeling.load(channels, self.data_settings, TASKS["causal-lm"])
+        self._answering: Answering | None = None
+        if options.do_generate:
+            code = channels.get("code")
+            self._answering = Answering(settings, self.data, options.generated_scores, code)
+            self.objective = _AnsweredTokens(self._answering)
 
     def request_columns(self) -> dict[str, str | Sequence[str]]:
         columns = super().request_columns()
@@ -93,9 +121,12 @@ class CausalLm(Task):
     ) -> Samples:
         long_texts = self.data_settings.long_texts
         is_all_learned = self.options.train_on_prompt
-        return document_tokens.tokenize_split(
+        documents = document_tokens.tokenize_split(
             name, split, tokenizer, max_length, long_texts, is_all_learned
         )
+        if self._answering is not None:
+            self._answering.remember(name, split, documents)
+        return documents
 
     def stop_tokens(
         self, tokenizer: Tokenizer, samples: Mapping[str, Samples], max_length: int
@@ -113,15 +144,23 @@ class CausalLm(Task):
         return sum(1 for _ in document_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:
+        scores = () if self._answering is None else tuple(self._answering.names)
+        note = " Answers to prompts are scored in per cent, and by functions of rewards.py."
         return About(
             title="Language model",
             pipeline="text-generation",
             purpose="generate text like that of its data",
-            metrics="Losses are means over learned tokens; the perplexity is their exponential.",
-            headline=("perplexity", "token_accuracy", "loss"),
+            metrics="Losses are means over learned tokens; the perplexity is their exponential."
+            + note * bool(scores),
+            headline=(*scores, "perplexity", "token_accuracy", "loss"),
         )
 
+    def answers(self) -> GeneratedAnswers | None:
+        return None if self._answering is None else self._answering.last
+
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        if self._answering is not None:
+            return super().sections(trainer, samples)
         documents = samples["evaluation"]
         if (whole := whole_model(trainer)) and isinstance(documents, Documents):
             return [generations.section(*whole, documents)]

@@ -1,10 +1,11 @@
-"""The rewards of task=grpo: by name, or functions of the user's rewards.py."""
+"""Functions that judge completions (rewards of task=grpo): by name, or of the user's rewards.py."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,20 +27,24 @@ class CheckedReward:
     Args:
         name: By which TRL logs it.
         where: Returns the file and line of a prompt.
+        kind: What messages call it.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], where: Callable[[Any], str]):
-        self.__name__, self.function, self.where = name, function, where
+    def __init__(
+        self, name: str, function: Callable[..., Any], where: Callable[[Any], str],
+        kind: str = "reward",
+    ) -> None:  # fmt: skip
+        self.__name__, self.function, self.where, self.kind = name, function, where, kind
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> Any:
         """Return a number for each completion. Raise DataError if the function raises or returns
         something else."""
-        name, first = self.__name__, self.where(prompts[0])
+        name, first = f"{self.kind} {self.__name__}", self.where(prompts[0])
         try:
             rewards = self.function(prompts=prompts, completions=completions, **given)
         except Exception as error:
             raise DataError(
-                f"The reward {name} raised {type(error).__name__}: {error}, for {len(prompts)} "
+                f"The {name} raised {type(error).__name__}: {error}, for {len(prompts)} "
                 f"completions, the first of {first}.",
                 f"Correct the function in {FILE}; it gets prompts, completions and the columns of "
                 "the data as lists of the same length.",
@@ -47,7 +52,7 @@ class CheckedReward:
         if not isinstance(rewards, (list, tuple)) or len(rewards) != len(completions):
             count = f"{len(rewards)} values" if isinstance(rewards, (list, tuple)) else ""
             raise DataError(
-                f"The reward {name} returned {count or type(rewards).__name__} for "
+                f"The {name} returned {count or type(rewards).__name__} for "
                 f"{len(completions)} completions, the first of {first}.",
                 "Return a list with a number for each.",
             )
@@ -55,8 +60,8 @@ class CheckedReward:
             is_number = isinstance(reward, (int, float)) and math.isfinite(reward)
             if not is_number and reward is not None:
                 raise DataError(
-                    f"The reward {name} is {reward!r} for a completion of {self.where(prompt)}.",
-                    "Return a finite number, or None where the reward does not apply.",
+                    f"The {name} is {reward!r} for a completion of {self.where(prompt)}.",
+                    f"Return a finite number, or None where the {self.kind} does not apply.",
                 )
         return list(rewards)
 
@@ -85,35 +90,46 @@ def _is_answer(text: str, wanted: str) -> bool:
     return written.casefold() == right.casefold()
 
 
-def find(names: Sequence[str], folders: Sequence[Path], length: int) -> dict[str, Any]:
-    """Return reward functions by their names.
-
-    Args:
-        folders: Those that may have the user's rewards.py.
-        length: The most tokens of a completion.
-
-    Raises:
-        HyperparameterError: A name is unknown, or rewards.py cannot be imported.
-    """
+def usual_rewards(length: int) -> dict[str, Callable[..., Any]]:
+    """Return the rewards by name. `length` is the most tokens of a completion."""
     rewards: Any = importlib.import_module("trl.rewards")  # takes a second
 
     def has_format(completions: Sequence[Any], **_: Any) -> Any:
         messages = [[{"content": text_of(completion)}] for completion in completions]
         return rewards.think_format_reward(messages)
 
-    known: dict[str, Any] = {
+    return {
         "exact_answer": exact_answer,
         "format": has_format,
         "length": rewards.get_soft_overlong_punishment(length, max(1, int(_CACHE * length))),
     }
-    file = next((path for folder in folders if (path := folder / FILE).is_file()), None)
-    if file is not None:
-        known |= _functions(file)
+
+
+def find(
+    setting: str,
+    names: Sequence[str],
+    known: Mapping[str, Callable[..., Any]],
+    code: Path | None,
+) -> dict[str, Callable[..., Any]]:
+    """Return functions by their names.
+
+    Args:
+        setting: The hyperparameter with the names.
+        known: Those that need no file.
+        code: The channel code, which may have the user's rewards.py, if there is one.
+
+    Raises:
+        HyperparameterError: A name is unknown, or rewards.py cannot be imported.
+    """
+    base = Path(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    files = (folder / FILE for folder in (code, base / "code") if folder is not None)
+    if (file := next((path for path in files if path.is_file()), None)) is not None:
+        known = {**known, **_functions(file)}
     for name in names:
         if name not in known:
             where = f"{file} has no function of this name" if file else f"there is no {FILE}"
             raise HyperparameterError(
-                f"Hyperparameter reward_funcs has value {','.join(names)!r}, but {name} is not "
+                f"Hyperparameter {setting} has value {','.join(names)!r}, but {name} is not "
                 f"known, and {where}.",
                 did_you_mean(name, known)
                 or f"Give some of {', '.join(known)}; or put {FILE} into a channel called code.",

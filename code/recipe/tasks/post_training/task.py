@@ -240,10 +240,8 @@ class PostTraining(Task):
                 "column answer.",
                 "Call the column of right answers answer.",
             )
-        base = Path(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
-        folders = [*filter(None, [self._channels.get("code")]), base / "code"]
-        length = self.model_settings.max_completion_length or _GENERATED
-        functions = rewards.find(names, folders, length)
+        usual = rewards.usual_rewards(self.model_settings.max_completion_length or _GENERATED)
+        functions = rewards.find("reward_funcs", names, usual, self._channels.get("code"))
         made = [rewards.CheckedReward(name, functions[name], self._where) for name in names]
         if self.data_settings.trains:
             rewards.try_out(made, self.train.select(range(min(2, len(self.train)))).to_list())

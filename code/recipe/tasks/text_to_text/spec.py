@@ -69,12 +69,6 @@ class Options:
     predict_with_generate: bool = option(
         True, "Generate text in evaluations, and score it (ROUGE, BLEU, chrF).", effect=Effect.BEST
     )
-    generated_rows: int = option(
-        100,
-        "Evaluation rows for which text is generated; do_predict generates for all.",
-        valid=AT_LEAST_1,
-        effect=Effect.BEST,
-    )
     num_beams: int | None = option(
         None,
         "Number of beams in generation. Default: the model's.",
@@ -99,7 +93,10 @@ SPECS = tuple(
         ),
         models=frozenset({Model.SEQ2SEQ}),
         options=Options,
-        shared_options=("source_lang", "target_lang", "label_smoothing_factor", "do_predict"),
+        shared_options=(
+            *("source_lang", "target_lang", "label_smoothing_factor", "do_predict"),
+            "generated_rows",
+        ),
         learning_rates=(1e-4, 3e-4),
         served={
             name: Served(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sacrebleu
 import torch
 from datasets import Dataset
-from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 from transformers import PreTrainedModel
 
 from recipe import metrics
@@ -37,51 +34,11 @@ from recipe.tasks.base import (
     learned_in,
     whole_model,
 )
+from recipe.tasks.text_scores import score_texts
 from recipe.tasks.text_to_text import data as text_pairs
 from recipe.tasks.text_to_text.spec import SUMMARIES, TRANSLATIONS, Options
 from recipe.tokenization import encoding, languages
 from recipe.tokenization import texts as text_tokens
-
-_WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W_]+")
-_OF_ROUGE = re.compile(r"[a-z0-9]")
-_ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-_SPLITTERS = {
-    **dict.fromkeys(("zh", "zho", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my"), "char"),
-}
-"""How sacrebleu splits texts of languages without spaces, by their codes."""
-
-
-class _Words:
-    """Splits texts of any script into words for ROUGE, or into characters if words are not spaced.
-    The library's own tokenizer knows a to z and 0 to 9 only."""
-
-    def tokenize(self, text: str) -> list[str]:
-        """Return words in lower case."""
-        return _WORD.findall(text.lower())
-
-
-def score_texts(
-    texts: Sequence[str], targets: Sequence[str], language: str | None
-) -> dict[str, float]:
-    """Return ROUGE, BLEU and chrF of `metrics.WRITING_SCORES`, from 0 to 100.
-
-    Args:
-        language: The code of the texts' language, such as `zh` or `zho_Hans`, if it is known.
-    """
-    joined = "".join(targets).lower()
-    letters = sum(character.isalnum() for character in joined)
-    is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
-    # As in run_summarization.py, if the library's tokenizer finds words.
-    scorer = RougeScorer([*_ROUGE], use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
-    rouge = [scorer.score(true, text) for text, true in zip(texts, targets, strict=True)]
-    words = _SPLITTERS.get(re.split("[_-]", language or "")[0].lower(), "13a")
-    return {
-        **{kind: 100 * float(np.mean([one[kind].fmeasure for one in rouge])) for kind in _ROUGE},
-        "bleu": float(sacrebleu.corpus_bleu(texts, [targets], tokenize=words).score),
-        "chrf": float(sacrebleu.corpus_chrf(texts, [targets]).score),
-    }
-
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 
@@ -121,7 +78,7 @@ class _TextPairs(TokenLosses):
             options["num_beams"] = self._options.num_beams
         count = len(samples)
         if not self._settings.predicts:
-            count = min(self._options.generated_rows, count)
+            count = min(self._settings.generated_rows, count)
         rows = np.unique(np.linspace(0, len(samples) - 1, count).astype(int))
         by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
         mine = by_length[trainer.args.process_index :: trainer.args.world_size]
