@@ -9,12 +9,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amphora import __version__
 from amphora.common import logs
 from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Paths
+
+if TYPE_CHECKING:
+    from amphora.instances.instance_report import InstanceQuestion
 
 _TRAIN_HELP = """\
 Without words, the job under /opt/ml runs: hyperparameters are read from
@@ -46,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = getattr(arguments, "steps", None)
     if steps is not None and steps < 4:
         arguments.parser.error("argument --steps: give 4 or more: the first two are not measured")
+    _check_question(arguments)
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
     try:
@@ -91,6 +95,33 @@ def _add_job_commands(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     trial = "also train N steps, 4 or more, without leaving anything behind, and print the job's"
     doctor.add_argument("--steps", metavar="N", type=int, help=f"{trial} time, price and memory")
+    asks = doctor.add_argument_group("instance types")
+    asks.add_argument(
+        "--instances",
+        action="store_true",
+        help="also print which SageMaker instance types fit, and why others do not",
+    )
+    asks.add_argument(
+        "--prices", metavar="FILE", help=".csv (type,price an hour) or .json; aws: AWS's price API"
+    )
+    asks.add_argument(
+        "--requests",
+        metavar="N",
+        type=float,
+        help="also those for an endpoint of the model with N requests a second",
+    )
+    asks.add_argument(
+        "--cpu-ms",
+        metavar="MS",
+        type=float,
+        help="its CPU time a request, as benchmarks/bench_serve.py measures it",
+    )
+    asks.add_argument(
+        "--tokens",
+        metavar="N",
+        type=float,
+        help="tokens of a request; default: as the training data",
+    )
     doctor.set_defaults(parser=doctor)
 
 
@@ -142,6 +173,38 @@ def _add_model_commands(commands: Any) -> None:
     verify.add_argument("--model", metavar="FOLDER", type=Path, required=True, help="or a run")
 
 
+def _check_question(arguments: argparse.Namespace) -> None:
+    """Exit with a line if the arguments of `--instances` do not fit each other."""
+    given = vars(arguments)
+    numbers = {name: given.get(name) for name in ("requests", "cpu_ms", "tokens")}
+    named = [name for name in ("prices", *numbers) if given.get(name) is not None]
+    for name in named:
+        flag = f"--{name.replace('_', '-')}"
+        if not arguments.instances:
+            arguments.parser.error(f"argument {flag}: it goes with --instances")
+        if name in ("cpu_ms", "tokens") and arguments.requests is None:
+            arguments.parser.error(f"argument {flag}: it goes with --requests")
+        if name in numbers and not 0 < given[name] < float("inf"):
+            arguments.parser.error(f"argument {flag}: give a number above 0, not {given[name]:g}")
+    if given.get("instances") and arguments.steps is not None:
+        arguments.parser.error("argument --steps: it measures this device; leave out --instances")
+
+
+def _question(arguments: argparse.Namespace) -> InstanceQuestion | None:
+    """Return the question of `--instances`, or None."""
+    if not arguments.instances:
+        return None
+    from amphora.instances.instance_report import read_question
+    from amphora.instances.serving_fit import ServingLoad
+
+    load = None
+    if arguments.requests is not None:
+        load = ServingLoad(
+            requests=arguments.requests, cpu_ms=arguments.cpu_ms, tokens=arguments.tokens
+        )
+    return read_question(arguments.prices, load)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run a parsed command. Each imports only what it needs, so that jobs start fast."""
     command, words = arguments.command, arguments.words
@@ -154,7 +217,8 @@ def run(arguments: argparse.Namespace) -> int:
         from amphora.training.doctor import doctor
 
         base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
-        return doctor({**os.environ, **base}, arguments.json, arguments.steps or 0)
+        return doctor({**os.environ, **base}, arguments.json, arguments.steps or 0,
+                      _question(arguments))  # fmt: skip
     if command == "train" and arguments.help is None and not words:
         from amphora.training.job_runner import train
 
@@ -173,8 +237,8 @@ def run(arguments: argparse.Namespace) -> int:
         return commands.serve(arguments.folder, arguments.port, os.environ)
     if command == "doctor":
         named = ["--out", arguments.base_dir] if arguments.base_dir else []
-        steps = arguments.steps or 0
-        return commands.doctor([*words, *named], os.environ, arguments.json, steps)
+        steps, question = arguments.steps or 0, _question(arguments)
+        return commands.doctor([*words, *named], os.environ, arguments.json, steps, question)
     if command == "quantize":
         return commands.quantize(arguments.model, arguments.data, words, os.environ)
     if command == "verify":

@@ -10,7 +10,8 @@ import random
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from recipe import arguments
 from recipe.compat import quieten
 from recipe.console import Progress
 from recipe.errors import RecipeError
+from recipe.models import lora
 from recipe.paths import Folders
 from recipe.plan import data_report, resolution, trainer_arguments
 from recipe.plan.batch_layout import TrainableModel
@@ -35,9 +37,44 @@ from recipe.tasks.base import ERROR, OK, WARNING, Finding, named_splits
 from recipe.training import engine, step_memory
 from recipe.training.forecast import forecast_job
 from recipe.training.preparation import PreparedTraining, prepare
+from recipe.training.step_memory import StepMemory
 
 _DOUBT = 1.5
 """The factor by which the estimate from a sample of rows may be too high."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobNeeds:
+    """What one process of a training needs, and how much there is to compute."""
+
+    memory: Mapping[str, StepMemory]
+    """The peak of a step by `cuda` or `cpu`, and `bfloat16` or `float32`: `cuda bfloat16`."""
+    host: int
+    """Bytes of main memory that this check had used, with the model's weights in float32."""
+    weights: int
+    """Bytes of the model's weights."""
+    bf16: bool | None
+    """The hyperparameter; None lets the device decide."""
+    needs_gpu: bool
+    """Whether only a GPU can train it (load_in_4bit)."""
+    use_cpu: bool
+    is_sharded: bool
+    """Whether the processes share weights, gradients and optimizer (FSDP)."""
+    processes: int
+    """Processes of the plan."""
+    steps: int
+    """Optimizer steps of the plan."""
+    samples: int
+    """Samples of a step of the plan, over all its processes."""
+    has_max_steps: bool
+    """Whether the steps are given, so that more processes train more samples."""
+    tokens: float | None
+    """Mean tokens of a sample; None for samples that are not texts."""
+    matrix_weights: int
+    """Weights without embeddings."""
+    trained_matrix_weights: int
+    generates: bool
+    """Whether the served model generates text, whose cost depends on its length."""
 
 
 def inspect(
@@ -46,6 +83,7 @@ def inspect(
     processes: int,
     steps: int = 0,
     report: Callable[[Finding], None] = lambda finding: None,
+    report_needs: Callable[[JobNeeds], None] | None = None,
 ) -> list[Finding]:
     """Return the job's plan, then findings that cost time; an error is the last one.
 
@@ -53,6 +91,7 @@ def inspect(
         processes: The processes of the job.
         steps: Train so many steps to measure time and memory; with 0, memory is predicted.
         report: Called with each finding at once.
+        report_needs: Called with what the job needs of an instance, if it trains and `steps` is 0.
     """
     started = time.monotonic()
     quieten()
@@ -72,15 +111,20 @@ def inspect(
             plan = resolution.resolve(hyperparameters, folders, environ, Table(add), processes)
         for finding in plan.task.findings():
             add(finding)
-        _measure(plan, steps, started, add)
+        measured = _measure(plan, steps, started, add)
+        if report_needs is not None and measured is not None:
+            report_needs(_find_needs(plan, measured[0], hyperparameters.bf16, *measured[1:]))
     except RecipeError as error:
         what = type(error).__name__.removesuffix("Error").lower()
         add(Finding(level=ERROR, what=what, detail=str(error)))
     return findings
 
 
-def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], None]) -> None:
-    """Add findings from a sample of the data: lengths, steps, disk and memory."""
+def _measure(
+    plan: Plan, tried: int, started: float, add: Callable[[Finding], None]
+) -> tuple[PreparedTraining, int, int] | None:
+    """Add findings from a sample of the data: lengths, steps, disk and memory. Return the training,
+    its steps and the samples of a step, if it is to be trained but was not tried."""
     task, given, args = plan.task, plan.hyperparameters, plan.arguments
     size = args.per_device_train_batch_size
     step_samples = size * plan.device.processes * args.gradient_accumulation_steps
@@ -116,6 +160,8 @@ def _measure(plan: Plan, tried: int, started: float, add: Callable[[Finding], No
             add(Finding(level=WARNING, what="trial", detail=detail))
         elif given.trains:
             add(_estimate_memory(plan, prepared))
+            return prepared, steps[1], step_samples
+    return None
 
 
 def _trial_plan(plan: Plan, folder: str, steps: int) -> Plan:
@@ -231,3 +277,44 @@ def _estimate_memory(plan: Plan, prepared: PreparedTraining) -> Finding:
     if (recomputed := predict(kind, bf16, checkpoints=True)).total < needed.total:
         remedies.insert(0, f"gradient_checkpointing=True ({memory.size(recomputed.total)})")
     return Finding(level=WARNING, what="memory", detail=f"{detail}. Give {' or '.join(remedies)}")
+
+
+def _find_needs(
+    plan: Plan, prepared: PreparedTraining, bf16: bool | None, steps: int, samples: int
+) -> JobNeeds:
+    """Find the needs of a prepared training.
+
+    Args:
+        bf16: The hyperparameter.
+        steps: Optimizer steps of the job.
+        samples: Samples of a step, over all processes.
+    """
+    given, loaded = plan.hyperparameters, prepared.loaded
+    host = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # before the predictions
+    in_4_bits = given.load_in_4bit
+    memory = {
+        f"{kind} {'bfloat16' if half else 'float32'}": step_memory.predict(
+            prepared, kind, half, in_4_bits=in_4_bits
+        )
+        for kind in ("cuda", *(() if in_4_bits else ("cpu",)))
+        for half in (True, False)
+    }
+    bare: Any = lora.bare(loaded.model)
+    lengths = prepared.samples["train"].lengths
+    return JobNeeds(
+        memory=memory,
+        host=host,
+        weights=sum(weight.nbytes for weight in loaded.model.parameters()),
+        bf16=bf16,
+        needs_gpu=in_4_bits,
+        use_cpu=bool(given.passed.get("use_cpu", False)),
+        is_sharded=plan.is_sharded,
+        processes=plan.device.processes,
+        steps=steps,
+        samples=samples,
+        has_max_steps=plan.arguments.max_steps > 0,
+        tokens=float(lengths.mean()) if loaded.max_length and len(lengths) else None,
+        matrix_weights=bare.num_parameters(exclude_embeddings=True),
+        trained_matrix_weights=bare.num_parameters(only_trainable=True, exclude_embeddings=True),
+        generates=bool(bare.can_generate()),
+    )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amphora.common.errors import ConfigError
+from amphora.instances.instance_report import InstanceQuestion
 from amphora.local import local_job
 from amphora.training import doctor as checks
 from amphora.training import entry_point, job_runner
@@ -36,16 +37,24 @@ def train(words: Sequence[str], environ: Mapping[str, str]) -> int:
     return code
 
 
-def doctor(words: Sequence[str], environ: Mapping[str, str], as_json: bool, steps: int) -> int:
+def doctor(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    as_json: bool,
+    steps: int,
+    question: InstanceQuestion | None = None,
+) -> int:
     """Check the job that a command line names, without leaving its tree behind; return 1 if there
     is an error. Raise AmphoraError if the command line is wrong."""
     job = local_job.read_words(words, environ)
     if not job.is_local:
-        return checks.doctor({**environ, "SAGEMAKER_BASE_DIR": str(job.base)}, as_json, steps)
+        based = {**environ, "SAGEMAKER_BASE_DIR": str(job.base)}
+        return checks.doctor(based, as_json, steps, question)
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
         base = Path(scratch) if job.channels else job.base
         local_job.write_tree(replace(job, base=base))
-        return checks.doctor({**environ, "SAGEMAKER_BASE_DIR": str(base)}, as_json, steps)
+        based = {**environ, "SAGEMAKER_BASE_DIR": str(base)}
+        return checks.doctor(based, as_json, steps, question)
 
 
 def quantize(

@@ -14,14 +14,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from amphora.common import devices, logs, packages, transformers4
 from amphora.common.errors import AmphoraError, CodeError
+from amphora.common.sizes import format_bytes
 from amphora.contract.job import Job, read_job
+from amphora.instances.instance_report import InstanceQuestion, answer_question
 from amphora.training import entry_point, launch, terminal
 from amphora.training.job_runner import read_limits
 
@@ -32,6 +35,7 @@ _WIDTH = 18
 LEAST_FREE_BYTES = 2 * 1024**3
 _RECIPE_SECONDS = 300
 _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
+_NEEDS_PREFIX = "amphora-needs "
 
 
 @dataclass(frozen=True)
@@ -50,29 +54,49 @@ class DoctorFinding:
         return f"{text}, {self.example}" if self.example else text
 
 
-def doctor(environ: Mapping[str, str], as_json: bool, steps: int = 0) -> int:
+def doctor(
+    environ: Mapping[str, str],
+    as_json: bool,
+    steps: int = 0,
+    question: InstanceQuestion | None = None,
+) -> int:
     """Check the job under SAGEMAKER_BASE_DIR, train a number of steps (0: none) that leave nothing
-    behind, and print the findings. Returns 1 if there is an error, else 0."""
+    behind, and print the findings, then the instance types of a question. Returns 1 if there is an
+    error, else 0."""
     findings = []
+    needs: list[str] = []
+    keep = None if question is None else needs.append
     below = "\n" + " " * (_WIDTH + 9)
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
-        for finding in examine(environ, Path(scratch), steps):
+        for finding in examine(environ, Path(scratch), steps, keep):
             findings.append(finding)
             if not as_json:
                 lines = below.join(str(finding).splitlines())
                 text = logs.mask(f"{_MARKS[finding.level]:5}  {finding.what:{_WIDTH}}  {lines}")
                 print(terminal.colored(text) if sys.stdout.isatty() else text, flush=True)
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
+    report = answer_question(question, needs[0]) if question is not None and needs else None
     if as_json:
-        summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
+        summary: dict[str, Any] = {"errors": counts[ERROR], "warnings": counts[WARNING]}
+        if report is not None:
+            summary["instances"] = report.as_dict()
         text = json.dumps({**summary, "findings": list(map(asdict, findings))}, indent=1)
         print(logs.mask(text))
     else:
+        for line in ("", *report.lines()) if report is not None else ():
+            print(line)
         print(f"\n{counts[ERROR]} errors, {counts[WARNING]} warnings")
     return int(counts[ERROR] > 0)
 
 
-def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterator[DoctorFinding]:
+def examine(
+    environ: Mapping[str, str],
+    scratch: Path,
+    steps: int = 0,
+    keep_needs: Callable[[str], None] | None = None,
+) -> Iterator[DoctorFinding]:
+    """Yield the findings on a job. `keep_needs`, if given, receives what it needs of an instance,
+    as JSON."""
     try:
         job = read_job(environ)
     except AmphoraError as error:
@@ -93,7 +117,7 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
         files = [file for file in path.rglob("*") if file.is_file()]
         counted = f"{len(files)} file{'s' * (len(files) != 1)}"
         if size := sum(file.stat().st_size for file in files):
-            yield DoctorFinding(OK, what, f"{counted}, {_bytes(size)} ({path})")
+            yield DoctorFinding(OK, what, f"{counted}, {format_bytes(size)} ({path})")
         else:
             yield DoctorFinding(ERROR, what, f"it is empty ({path})")
     for name in ("model", "output", "checkpoints"):
@@ -105,12 +129,16 @@ def examine(environ: Mapping[str, str], scratch: Path, steps: int = 0) -> Iterat
             yield DoctorFinding(ERROR, what, f"{present} is read-only")
         else:
             level = OK if free >= LEAST_FREE_BYTES else WARNING
-            yield DoctorFinding(level, what, f"{_bytes(free)} free: {folder}")
-    yield from _start(job, environ, scratch, steps)
+            yield DoctorFinding(level, what, f"{format_bytes(free)} free: {folder}")
+    yield from _start(job, environ, scratch, steps, keep_needs)
 
 
 def _start(
-    job: Job, environ: Mapping[str, str], scratch: Path, steps: int
+    job: Job,
+    environ: Mapping[str, str],
+    scratch: Path,
+    steps: int,
+    keep_needs: Callable[[str], None] | None,
 ) -> Iterator[DoctorFinding]:
     try:
         host = devices.detect(environ)
@@ -131,9 +159,24 @@ def _start(
     if job.entry_point is not None:
         if steps:
             yield DoctorFinding(WARNING, "trial", "--steps tries the recipe's jobs, not scripts")
+        if keep_needs is not None:
+            detail = "--instances knows what the recipe's jobs need, not what scripts do"
+            yield DoctorFinding(ERROR, "instances", detail)
         yield from _script(code, plan)
         return
-    argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), str(steps)]
+    yield from _recipe(job, code, plan, str(steps) if keep_needs is None else "needs", keep_needs)
+
+
+def _recipe(
+    job: Job,
+    code: entry_point.Program,
+    plan: launch.Launch,
+    tried: str,
+    keep_needs: Callable[[str], None] | None,
+) -> Iterator[DoctorFinding]:
+    """Yield the findings of code/check.py, whose second argument is `tried`."""
+    argv = [sys.executable, str(code.root / "check.py"), str(plan.world_size), tried]
+    is_timed = tried in ("0", "needs")
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -143,17 +186,19 @@ def _start(
     ):  # fmt: skip
         timer = threading.Timer(_RECIPE_SECONDS, recipe.kill)
         timer.daemon = True
-        if not steps:
+        if is_timed:
             timer.start()
         assert recipe.stdout is not None
         for line in recipe.stdout:
             if line.startswith(_REPORT_PREFIX):
                 yield DoctorFinding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
+            elif keep_needs is not None and line.startswith(_NEEDS_PREFIX):
+                keep_needs(line.removeprefix(_NEEDS_PREFIX))
             elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
                 yield DoctorFinding(WARNING, "recipe", line.removeprefix(_WARNING_PREFIX).rstrip())
             elif terminal.is_progress(line):
                 print(line, end="", file=sys.stderr, flush=True)
-        exit_code, has_ended = recipe.wait(), timer.is_alive() or bool(steps)
+        exit_code, has_ended = recipe.wait(), timer.is_alive() or not is_timed
         timer.cancel()
         errors.seek(0)
         lines = [line for line in errors.read().splitlines() if line.strip()] or ["no output"]
@@ -196,11 +241,3 @@ def _script(code: entry_point.Program, plan: launch.Launch) -> Iterator[DoctorFi
         transformers4.check(file, code.root)
     except CodeError as error:  # requirements.txt may install transformers 4.
         yield DoctorFinding(level, "code", str(error))
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

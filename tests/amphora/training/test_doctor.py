@@ -1,5 +1,6 @@
 """`amphora doctor`: real jobs looked at, nothing trained."""
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -55,6 +56,32 @@ def test_steps_are_tried_and_leave_nothing_behind(tree: Tree, preloaded: Mapping
     assert float(match[2]) == pytest.approx(int(match[1]) * 60 / 1000, abs=0.07)
     assert 400 < int(match[3]) < 5000
     assert "memory" not in findings, "measured, not estimated"
+
+
+@pytest.mark.heavy
+def test_the_instance_types_that_fit(tree: Tree, preloaded: Mapping[str, str]) -> None:
+    job = recipe_job(tree, max_length="16")
+    words = ["--base-dir", str(job.base), "--json", "--instances", "--requests", "20"]
+    command = [sys.executable, "-m", "amphora", "doctor", *words]
+    report = json.loads(job.run(command, job.environment(**preloaded), 240).stdout)
+    assert report["errors"] == 0
+    instances = report["instances"]
+    training = {fit["type"]: fit for fit in instances["training"]}
+    smallest = training["ml.g4dn.xlarge"]
+    # 91 MB of weights, as much of gradients, twice of moments, a batch, and CUDA's half a GB.
+    assert smallest["fits"] == "yes" and 0.86e9 < smallest["needed_bytes"] < 1.1e9
+    assert training["ml.p5en.48xlarge"]["seconds"] is not None
+    assert training["ml.trn1.2xlarge"]["fits"] == "unknown"
+    best = instances["serving"][0]
+    assert (best["fits"], best["count"]) == ("yes", 1) and best["cpu_ms"] < 14.5
+    assert any("fake tensors" in line for line in instances["origins"])
+
+
+def test_a_script_does_not_say_what_it_needs(tree: Tree) -> None:
+    code, findings = (
+        tree.script("").configure({"sagemaker_program": "script.py"}).doctor("--instances")
+    )
+    assert code == 1 and "recipe's jobs" in findings["instances"][0]["detail"]
 
 
 def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:
