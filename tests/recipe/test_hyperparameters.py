@@ -155,6 +155,11 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
         ("quantization_bit", "4", "load_in_4bit=True"),
         ("pooling", "cls", "pooling is the one you want"),
         ("lisa_step_interval", "1", "--help"),
+        ("imgsz", "640", "preprocessor_config.json"),
+        ("rpo_alpha", "1", "trl_args={"),
+        ("n_jobs", "-1", ""),
+        ("C", "0.5", "weight_decay"),
+        ("train_from_scratch", "True", "freeze_layers"),
     ],
 )
 def test_names_of_other_trainers_have_a_line(name: str, value: str, words: str) -> None:
