@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes one virtual environment for each SageMaker SDK that tests drive, beside the development
-# environment, which cannot hold two of them. Prints the Python of each.
+# environment, which cannot hold two of them, and one (`cloud`) for the linters of examples/aws. Prints
+# the Python of each.
 #
-#   tests/sdk_venvs.sh [sdk2] [sdk3]     default: both
+#   tests/sdk_venvs.sh [sdk2] [sdk3] [cloud]     default: all
 #
 # They lie in build/venvs and are made anew when their lock in tests/locks (`make lock`) has changed.
 # PYTHON names the Python to make them with, 3.11 or later (default: python3).
@@ -22,10 +23,10 @@ make_venv() {
     echo "$PWD/$venv/bin/python"
 }
 
-if [ $# -eq 0 ]; then set -- sdk2 sdk3; fi
+if [ $# -eq 0 ]; then set -- sdk2 sdk3 cloud; fi
 for name in "$@"; do
     case $name in
-        sdk2 | sdk3) make_venv "$name" ;;
-        *) echo "sdk_venvs: unknown environment '$name'. Use sdk2 or sdk3." >&2; exit 2 ;;
+        sdk2 | sdk3 | cloud) make_venv "$name" ;;
+        *) echo "sdk_venvs: unknown environment '$name'. Use sdk2, sdk3 or cloud." >&2; exit 2 ;;
     esac
 done

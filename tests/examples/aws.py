@@ -2,7 +2,8 @@
 the least that botocore's service model allows, every job completed and every endpoint in service.
 
 `violations` holds a request to the service model more strictly than botocore does before sending:
-enumerations, patterns and upper bounds count too.
+enumerations, patterns and upper bounds count too. A call that examples/aws/caller.json does not allow is
+answered by AccessDenied, and kept in `refused`.
 """
 
 import json
@@ -17,7 +18,12 @@ from botocore.model import ServiceModel, Shape
 
 from tests.support import http_server
 
+from .iam import is_allowed, read_policy
+
 ACCOUNT = "123456789012"
+CALLER = read_policy("caller.json")
+# What any identity may do.
+FREE = ("sts:GetCallerIdentity",)
 ANSWER = [{"label": "incident", "score": 0.9}]
 OUTPUT = "async/output.json"
 STATUS = {
@@ -128,6 +134,33 @@ class Aws:
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     before: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def authorize(self, action: str, resource: str, **context: str) -> None:
+        """Raise PermissionError unless the caller's policy allows `action` on the resource, an ARN's end
+        (`s3:::bucket`, `training-job/name`) or `*`."""
+        service = action.partition(":")[0]
+        if resource != "*" and not resource.startswith(service):
+            resource = f"{service}:eu-west-1:{ACCOUNT}:{resource}"
+        arn = resource if resource == "*" else f"arn:aws:{resource}"
+        if action in FREE or is_allowed(CALLER, action, arn, context):
+            return
+        self.refused.append(f"{action} on {arn}")
+        raise PermissionError(self.refused[-1])
+
+    def authorize_operation(self, service: str, operation: str, params: dict[str, Any]) -> None:
+        """Raise PermissionError unless an operation of SageMaker, its scaling or alarms is allowed, and the
+        passing of the role that it names."""
+        # Lists of resources have no resource; each other operation has one, by whatever name.
+        resource = {
+            "cloudwatch": "alarm:a-name",
+            "application-autoscaling": "scalable-target/1",
+        }.get(service, "a-resource/a-name")
+        self.authorize(f"{service}:{operation}", "*" if operation.startswith("List") else resource)
+        for name in ("RoleArn", "ExecutionRoleArn"):
+            if role := params.get(name):
+                passed = {"iam:PassedToService": f"{service}.amazonaws.com"}
+                self.authorize("iam:PassRole", role.removeprefix("arn:aws:"), **passed)
 
     def request_of(self, operation: str) -> dict[str, Any]:
         """The parameters of the one request for `operation`."""
@@ -183,6 +216,7 @@ class Aws:
 
     def s3(self, method: str, path: str, query: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         key = unquote(path.lstrip("/"))
+        self.authorize(*s3_action(method, key, query))
         if not key:
             return 200, BUCKETS.encode()
         if "location" in query:
@@ -207,6 +241,8 @@ class Aws:
 
     def runtime(self, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
         _, _, endpoint, kind = path.split("/")
+        suffix = "Async" if kind == "async-invocations" else ""
+        self.authorize(f"sagemaker:InvokeEndpoint{suffix}", f"endpoint/{endpoint}")
         if kind == "async-invocations":
             location = headers["X-Amzn-SageMaker-InputLocation"]
             self.requests.append(
@@ -225,23 +261,58 @@ class Aws:
         return 200, {"Content-Type": "application/json"}, json.dumps(ANSWER).encode()
 
 
+def s3_action(method: str, key: str, query: dict[str, Any]) -> tuple[str, str]:
+    """Return the action of IAM that a request to S3 needs, and its resource.
+
+    Args:
+        key: `bucket/name`; `bucket` is short for the bucket of the policies.
+    """
+    bucket, _, name = key.partition("/")
+    bucket = f"sagemaker-eu-west-1-{ACCOUNT}" if bucket == "bucket" else bucket
+    if not bucket:
+        return "s3:ListAllMyBuckets", "*"
+    if name:
+        return "s3:GetObject" if method in (
+            "GET",
+            "HEAD",
+        ) else "s3:PutObject", f"s3:::{bucket}/{name}"
+    if "location" in query:
+        return "s3:GetBucketLocation", f"s3:::{bucket}"
+    return "s3:CreateBucket" if method == "PUT" else "s3:ListBucket", f"s3:::{bucket}"
+
+
 def handler(aws: Aws) -> type[http_server.Quiet]:
     class Handler(http_server.Quiet):
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
             body = http_server.read_body(self)
+            try:
+                self.answer_request(body)
+            except PermissionError as error:
+                reply = {"__type": "AccessDeniedException", "message": f"AccessDenied: {error}"}
+                self.reply(403, json.dumps(reply).encode())
+
+        def answer_request(self, body: bytes) -> None:
             url = urlsplit(self.path)
             service = re.search(r"/([\w-]+)/aws4_request", self.headers.get("Authorization", ""))
             target = self.headers.get("X-Amz-Target", "")
             prefix, _, operation = target.partition(".")
             if prefix in SERVICES:
+                name = SERVICES[prefix].service_name
+                aws.authorize_operation(name, operation, json.loads(body))
                 self.reply_json(lambda: aws.answer(operation, json.loads(body), SERVICES[prefix]))
             elif target.startswith("Logs_"):
+                group = json.loads(body).get("logGroupName", "/aws/sagemaker/")
+                aws.authorize(f"logs:{operation}", f"log-group:{group}")
                 self.reply_json(lambda: {"logStreams": [], "events": []})
             elif service and service[1] == "sts":
+                aws.authorize(f"sts:{parse_qs(body.decode())['Action'][0]}", "*")
                 self.reply(200, STS.encode())
             elif service and service[1] == "iam":
+                params = parse_qs(body.decode())
+                role = params.get("RoleName", ["SageMakerRole"])[0]
+                aws.authorize(f"iam:{params['Action'][0]}", f"iam::{ACCOUNT}:role/{role}")
                 self.reply(403, NO_IAM.encode())
             elif url.path.startswith("/endpoints/"):
                 status, headers, answer = aws.runtime(url.path, self.headers, body)

@@ -24,7 +24,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def aws() -> Iterator[Aws]:
-    yield from serve()
+    for stand_in in serve():
+        yield stand_in
+        assert stand_in.refused == [], "caller.json does not allow these"
 
 
 @pytest.fixture

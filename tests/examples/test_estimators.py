@@ -38,7 +38,7 @@ def test_a_request_holds_to_the_service_model(operation: str, text: str) -> None
     }
     training: dict[str, Any] = {
         "AlgorithmSpecification": {"TrainingImage": "an-image", "TrainingInputMode": "File"},
-        "RoleArn": "arn:aws:iam::123456789012:role/training",
+        "RoleArn": "arn:aws:iam::123456789012:role/SageMakerRole",
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/models/"},
         "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 10},
         "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
@@ -153,7 +153,7 @@ def test_both_sdks_send_what_the_page_says(
             return [text for index, (a, b) in pairs for text in missing(a, b, f"{path}[{index}]")]
         return [] if plain(part) == plain(sent) else [f"{path}: {sent!r} is not {part!r}"]
 
-    role = "arn:aws:iam::123456789012:role/training"
+    role = "arn:aws:iam::123456789012:role/SageMakerRole"
     prelude3 = f"""
 from sagemaker.core.parameter import ContinuousParameter
 from sagemaker.core.training.configs import (

@@ -339,10 +339,17 @@ def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None
 
 def test_a_request_that_aws_would_refuse_is_refused_here(aws: Aws, run: Run) -> None:
     """What botocore sends all the same: a name that breaks the service model's pattern."""
-    role = "arn:aws:iam::123:role/SageMakerRole"
+    done = run("deploy_boto3.py", *COMMON, "--model", "models/model.tar.gz")
+    assert done.returncode == 1
+    assert "ModelDataUrl: 'models/model.tar.gz' does not match" in done.stderr
+
+
+def test_a_role_that_the_caller_may_not_pass_is_refused(aws: Aws, run: Run) -> None:
+    role = "arn:aws:iam::123456789012:role/Admin"
     done = run("deploy_boto3.py", "--image", IMAGE, "--role", role, "--model", MODEL)
     assert done.returncode == 1
-    assert f"ExecutionRoleArn: '{role}' does not match" in done.stderr
+    assert f"AccessDenied: iam:PassRole on {role}" in done.stderr
+    aws.refused.clear()
 
 
 def test_violations_are_found() -> None:
