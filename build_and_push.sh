@@ -23,10 +23,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 docker=${DOCKER:-docker}
-# vLLM 0.30, Python 3.12, CUDA 13.0, the newest in AWS's list of images.
-vllm_base=public.ecr.aws/deep-learning-containers/vllm:server-sagemaker-cuda-v2.6
-# The compiler, its libraries and vLLM's plugin for trn2 and trn3 (Neuron SDK 2.33, October 2026).
-native_base=public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.29.0.1.2.0-neuronx-py314-sdk2.33.0-ubuntu26.04
 export DOCKER_BUILDKIT=1
 
 say() { echo "build_and_push: $*" >&2; }
@@ -101,7 +97,7 @@ choose_for_instance() {
     esac
     case $kind:$fitting in
         vllm:gpu:) ;;
-        vllm:neuron:native) base_image=${base_image:-$native_base} ;;
+        vllm:neuron:native) base_image=${base_image:-$(default_base native)} ;;
         :* | "${fitting%%:*}":*)
             kind=${fitting%%:*}
             [ "${stack:-${fitting#*:}}" = "${fitting#*:}" ] ||
@@ -111,6 +107,8 @@ choose_for_instance() {
     esac
 }
 
+default_base() { sed -n "s/^$1  *//p" bases.txt; } # gpu, cpu, vllm, xla or native
+
 # Translates the arguments into a Dockerfile, a base and a tag.
 resolve() {
     dockerfile=Dockerfile.gpu
@@ -118,13 +116,8 @@ resolve() {
     if [ "$transformers" = 4 ]; then suffix=$kind-transformers4; fi
     if [ "$kind" = neuron ]; then
         dockerfile=Dockerfile.neuron suffix=neuron-$stack
-        if [ "$stack" = native ]; then base_image=${base_image:-$native_base}; fi
     fi
-    if [ "$kind" = vllm ]; then base_image=${base_image:-$vllm_base}; fi
-    if [ -z "$base_image" ]; then
-        base_image=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
-        if [ "$kind" = cpu ]; then base_image=${base_image/-cu[0-9]*-amzn/-cpu-amzn}; fi
-    fi
+    base_image=${base_image:-$(default_base "${stack:-$kind}")}
     version=$(sed -n 's/^version = "\(.*\)"/\1/p' container/pyproject.toml)
     tag=${tag:-$version-$suffix}
 }

@@ -200,6 +200,13 @@ def test_the_source_label_holds_no_credentials(url: str) -> None:
     assert shown.stdout.strip() == "https://host/team/amphora.git"
 
 
+def test_the_page_has_the_bases() -> None:
+    named = re.findall(r"^(\w+) +\S+:(\S+)$", (ROOT / "bases.txt").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "IMAGES.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| `(\S+)` \| .+ \| 20\d\d-\d\d-\d\d \|$", page, re.MULTILINE)
+    assert named == rows and len(named) == 5
+
+
 VLLM_BASE = r"\S+-inference-vllm-neuronx:0\.29\.0\.1\.2\.0-neuronx-py314-sdk2\.33\.0-ubuntu26\.04"
 NEURON_BASE = r"\S+-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.30\.0-\S+"
 
