@@ -22,6 +22,8 @@ SETTINGS: Mapping[str, str] = {
         # Serving: the server
         ("BIND", "IPv4 address to listen on (127.0.0.1; 0.0.0.0 in the images)"),
         ("QUEUE_LIMIT", "waiting requests; one more is answered 503 (512)"),
+        ("MAX_CONNECTIONS", "open connections; one more closes the longest silent one (4096)"),
+        ("CLIENT_TIMEOUT", "seconds that a client may take to send a request or read (75)"),
         ("BATCH_TOKENS", "tokens in one prediction, padding included (16384)"),
         ("ADAPTERS", "LoRA adapters loaded at a time (0; 64 if the model has a folder adapters)"),
         ("MODEL_NAME", "name of the model in answers and on the page (HF_MODEL_ID, else model)"),

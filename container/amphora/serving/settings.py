@@ -71,6 +71,10 @@ class ServerSettings:
     """Requests that may wait; one more is answered 503."""
     most_written: int
     """The most tokens that vLLM may generate for one request."""
+    connections: int
+    """The most connections that may be open at a time."""
+    client_timeout: int
+    """Seconds that a client may keep the server waiting."""
     timeout: float
     """Seconds from the arrival of a request to the start of its answer."""
     startup_timeout: float
@@ -138,6 +142,8 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, least=0) / 1000,
         batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, least=1),
         queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, least=1),
+        connections=env.number("AMPHORA_MAX_CONNECTIONS", 4096, least=1),
+        client_timeout=env.number("AMPHORA_CLIENT_TIMEOUT", 75, least=1),
         most_written=env.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1),
         timeout=env.number(timeout_name, 60.0, least=0.001),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),

@@ -16,8 +16,11 @@ _LENGTHS = ("truncate", "truncation_direction")
 _KEYS: Mapping[str, tuple[set[str], set[str]]] = {
     EMBED: ({"inputs"}, {"prompt_name", "normalize", "dimensions"}),
     PREDICT: ({"inputs"}, {"raw_scores"}),
-    RERANK: ({"query", "texts"}, {"raw_scores", "return_text"}),
-    RERANK_1: ({"query", "documents"}, {"top_n", "return_documents", "model", "user"}),
+    RERANK: ({"query", "texts"}, {"raw_scores", "return_text", "top_n"}),
+    RERANK_1: (
+        {"query", "documents"},
+        {"raw_scores", "top_n", "return_documents", "model", "user"},
+    ),
 }
 """For each route the keys that a body must have, and others that it may have."""
 _FLAGS = ("truncate", "normalize", "raw_scores", "return_text", "return_documents")
@@ -84,7 +87,7 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode:
 
     def rank(prediction: Mapping[str, Any]) -> Any:
         if route == RERANK:
-            return prediction["entries"]
+            return prediction["entries"][:top]
         results: list[dict[str, Any]] = []
         for entry in prediction["entries"][:top]:
             results.append({"index": entry["index"], "relevance_score": entry["score"]})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import resource
@@ -59,7 +60,6 @@ _DRAIN_SECONDS = 24
 # After SIGTERM, new connections are accepted for this time, and open ones have as long again for
 # requests on their way.
 _LINGER_SECONDS = 0.3
-_KEEP_ALIVE_SECONDS = 75
 _MOST_THREADS = 1024
 
 
@@ -306,10 +306,14 @@ class Front:
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
+    # Each is an open file; the other half is left to models and libraries.
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = min(settings.connections, files // 2 if files > 1 else settings.connections)
+    protocol: Any = functools.partial(HttpProtocol, most_connections=most)
     config = uvicorn.Config(
-        front.application(), http=HttpProtocol, ws="none", lifespan="off",
+        front.application(), http=protocol, ws="none", lifespan="off",
         log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=_DRAIN_SECONDS,
+        timeout_keep_alive=settings.client_timeout, timeout_graceful_shutdown=_DRAIN_SECONDS,
     )  # fmt: skip
     server = uvicorn.Server(config)
     stop = asyncio.Event()

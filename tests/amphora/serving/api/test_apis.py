@@ -251,6 +251,9 @@ def test_a_ranking_is_that_of_the_pairs_in_teis_and_jinas_form(ranker: Handlers)
     raw = ranker.post("/rerank", {**body, "raw_scores": True})
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
     plain = ranker.post("/rerank", {"query": "who", "texts": TEXTS})
+    assert_close(ranker.post("/rerank", {**body, "top_n": 2}), plain[:2])  # LiteLLM's, of TEI
+    logits = ranker.post("/rerank", {"query": "who", "documents": TEXTS, "raw_scores": True})
+    assert logits["results"][0]["relevance_score"] == pytest.approx(raw[0]["score"], abs=1e-5)
     for path in ("/v1/rerank", "/v2/rerank", "/invocations"):
         answer = ranker.post(path, {"model": "m", "query": "who", "documents": TEXTS, "top_n": 2})
         assert [result["index"] for result in answer["results"]] == [

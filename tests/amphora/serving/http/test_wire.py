@@ -4,12 +4,14 @@ many charsets, too large, announced by Expect."""
 import contextlib
 import json
 import re
+import select
 import socket
 import struct
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.servers import ECHO, SERVE, Running, Start
@@ -341,3 +343,112 @@ def test_nothing_redirects_to_what_host_says(echo: Running, path: str) -> None:
         assert answer.getheader("location") is None
         if expected == 404:
             assert json.loads(text)["error"]["code"] == "not_found"
+
+
+STREAMING = """
+    import time
+
+    def model_fn(model_dir):
+        return None
+
+    def transform_fn(model, body, content_type, accept):
+        if b"large" in body.encode():
+            return b"x" * 40_000_000
+        if b"stream" in body.encode():
+            return (piece for piece in pieces())
+        time.sleep(2.5)
+        return b"late"
+
+    def pieces():
+        for number in range(5):
+            time.sleep(0.6)
+            yield str(number)
+"""
+
+
+@pytest.fixture(scope="module")
+def impatient(shared: Start) -> Running:
+    """A server that waits for a client for a second."""
+    return shared(STREAMING, AMPHORA_CLIENT_TIMEOUT="1", AMPHORA_MAX_CONNECTIONS="40").ready()
+
+
+SILENT = (b"", b"\r\n", PING)
+
+
+def connections(server: Running) -> int:
+    """Return how many connections the front has open."""
+    front = psutil.Process(server.process.pid)
+    return sum(c.status == "ESTABLISHED" for c in front.net_connections("tcp"))
+
+
+def test_a_silent_client_is_closed_without_an_answer(impatient: Running) -> None:
+    """Before a request, in the blank lines that may precede one, and after an answer."""
+    with contextlib.ExitStack() as stack:
+        silent = [(stack.enter_context(connected(impatient)), sent) for sent in SILENT * 7]
+        for sock, sent in silent:
+            sock.sendall(sent)
+        for sock, sent in silent:
+            assert statuses(rest_of(sock)) == ([200] if sent == PING else [])
+    until(lambda: connections(impatient) == 0)
+
+
+def test_a_request_that_does_not_arrive_in_time_is_408(impatient: Running) -> None:
+    """However often its client sends a byte."""
+    with connected(impatient) as head, connected(impatient) as body:
+        slow = {head: PING[:9], body: HEAD + b"content-length: 99\r\n\r\n1"}
+        for sock, begin in slow.items():
+            sock.sendall(PING)
+            assert statuses(sock.recv(65536)) == [200]
+            sock.sendall(begin)
+        while slow:
+            answered, _, _ = select.select([*slow], [], [], 0.2)
+            for sock in answered:
+                answer = rest_of(sock)
+                assert statuses(answer) == [408]
+                assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_slow"
+                del slow[sock]
+            for sock in slow:
+                sock.sendall(b"2")
+    assert impatient.log.count("is refused with 408: it has not arrived in time.") == 2
+
+
+@pytest.mark.heavy
+def test_answers_may_take_longer_than_clients(impatient: Running) -> None:
+    """And a request that begins while one is answered has its time from then on."""
+    late, stream = invocation("late"), invocation("stream", "connection: close")
+    with connected(impatient) as sock:
+        sock.sendall(late + stream[:9])
+        answer = b""
+        while not answer.endswith(b"late"):
+            answer += sock.recv(65536)
+        sock.sendall(stream[9:])
+        answer = rest_of(sock)
+    chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
+    assert chunks[1:10:2] == [b"0", b"1", b"2", b"3", b"4"]
+    assert answer.endswith(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.heavy
+def test_an_answer_that_is_not_read_is_dropped(impatient: Running) -> None:
+    with connected(impatient) as sock:
+        sock.sendall(invocation("large"))
+        until(lambda: connections(impatient) == 1)
+        until(lambda: connections(impatient) == 0)
+    assert impatient.ping() == 200
+
+
+@pytest.mark.heavy
+def test_of_too_many_connections_that_is_closed_whose_client_is_silent_for_longest(
+    impatient: Running,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        busy = stack.enter_context(connected(impatient))
+        busy.sendall(invocation("late", "connection: close"))
+        silent = [stack.enter_context(connected(impatient)) for _ in range(100)]
+        assert rest_of(silent[0]) == b""
+        with connected(impatient) as sock:
+            sock.sendall(PING)
+            assert statuses(sock.recv(65536)) == [200]
+        assert connections(impatient) <= 40
+        assert b"late" in rest_of(busy)
+    assert "40 connections are open (AMPHORA_MAX_CONNECTIONS)" in impatient.log
