@@ -56,6 +56,7 @@ lock_alone fuzz 3.11 tests/locks/fuzz.txt
 lock_alone sdk2 3.11 tests/locks/sdk2.txt
 lock_alone sdk3 3.11 tests/locks/sdk3.txt
 lock_alone cloud 3.11 tests/locks/cloud.txt
+lock_alone clients 3.11 tests/locks/clients.txt
 
 # That each image's Python and C library have a wheel of all that its lock names, but for those that
 # come as source alone: pure Python, except sagemaker-training, for which a base needs a C compiler.
