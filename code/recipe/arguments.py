@@ -23,10 +23,10 @@ from recipe.hyperparameters import (
     REFUSED,
     Hyperparameters,
     combine_problems,
+    fields_by_topic,
 )
 from recipe.paths import Folders
 from recipe.secret_rules import is_secret_name, mask_shapes
-from recipe.task_table import TASKS
 
 _TRUE, _FALSE = ("true", "1", "yes", "y", "t"), ("false", "0", "no", "n", "f")
 _ALIKE = 0.85
@@ -302,16 +302,9 @@ def describe(name: str = "") -> str:
         item = _training_fields()[name]
         text = " ".join(str(item.metadata.get("help", "")).split())
         return f"--{name}  (default {item.default}), of transformers.TrainingArguments\n    {text}"
-    titles = ("Job and training", "Model", "Data", *(f"Only task={task}" for task in TASKS))
     lines = []
-    shown: set[str] = set()
-    for title, group in zip(titles, GROUPS, strict=True):
-        fields = [
-            item for item in dataclasses.fields(group) if item.metadata and item.name not in shown
-        ]
-        shown |= {item.name for item in fields}
-        if fields:
-            lines += ["", f"{title}:"]
+    for (title, example), fields in fields_by_topic().items():
+        lines += ["", f"{title}, such as {example}:" if example else f"{title}:"]
         for item in fields:
             first, _, _ = item.metadata["help"].partition(". ")
             lines.append(f"  --{item.name}  (default {item.default})  {first.rstrip('.')}")

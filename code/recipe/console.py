@@ -59,7 +59,8 @@ class Progress:
     def _log(self) -> None:
         is_bar = self._total and os.environ.get("AMPHORA_TERMINAL")
         started = time.monotonic()
-        while not self._ended.wait(0.5 if is_bar else max(0.0, self._next_line())):
+        # A phase that ends within a second needs no line, however old the last one is.
+        while not self._ended.wait(0.5 if is_bar else max(1.0, self._next_line())):
             if not is_bar and self._next_line() > 0:
                 continue  # another line was printed
             if self._total:

@@ -25,6 +25,26 @@ FIELDS: Mapping[str, dataclasses.Field[Any]] = {
     item.name: item for group in GROUPS for item in dataclasses.fields(group) if item.metadata
 }
 """The declarations of the recipe's hyperparameters, without those in `passed`."""
+_TOPICS: Mapping[str, tuple[str, str]] = {
+    "task": ("Task, seed, classes", "task=text-classification class_weight=balanced"),
+    "num_train_epochs": ("Steps and optimizer", "epochs=3 batch_size=16 lr=2e-5"),
+    "output_dir": ("Checkpoints", "save_minutes=5 save_total_limit=1"),
+    "early_stopping_patience": ("Early stopping", "early_stopping_patience=2 eval_steps=100"),
+    "price_per_hour": ("Budget", "max_price=5 price_per_hour=1.52"),
+    "push_to_hub": ("Hugging Face hub", "push_to_hub=True hub_model_id=owner/name"),
+    "model_name_or_path": ("Model", "model_name_or_path=bert-base-uncased bf16=True"),
+    "lora_r": ("LoRA", "lora_r=16 lora_alpha=32 lora_save=adapter"),
+    "freeze_layers": ("Changes to the model", "freeze_layers=6"),
+    "load_in_4bit": ("Weights of 4 bits", "load_in_4bit=True lora_r=16 lora_save=adapter"),
+    "beta": ("Post-training", "task=dpo beta=0.1"),
+    "quantize": ("Weights of 8 bits for CPUs", "quantize=int8 max_flips=0.02"),
+    "text_column": ("Columns", "text_column=review label_column=stars"),
+    "problem_type": ("Labels", "class_names=negative,positive missing_labels=NA"),
+    "validation_split": ("Held-out rows", "validation_split=0.2 validation_group=customer"),
+    "sample_by": ("Lengths of texts", "max_length=256 long_texts=truncate"),
+    "source_lang": ("Languages", "task=translation source_lang=en target_lang=de"),
+}
+"""The title and an example of each topic, by its first hyperparameter."""
 _TRAINER_RANGES: Mapping[str, Valid] = {
     "gradient_accumulation_steps": AT_LEAST_1,
     "label_smoothing_factor": SHARE,
@@ -290,6 +310,23 @@ def all_tasks_of(tasks_by_hyperparameter: Mapping[str, Sequence[str]]) -> list[s
     """Return the tasks that take every hyperparameter of `tasks_by_hyperparameter`."""
     task_lists = tasks_by_hyperparameter.values()
     return [task for task in TASKS if all(task in tasks for tasks in task_lists)]
+
+
+def fields_by_topic() -> Mapping[tuple[str, str], Sequence[dataclasses.Field[Any]]]:
+    """Return the declarations by the title and example of their topic, those of all tasks first.
+
+    Those that only some tasks take have their names as the title, and no example.
+    """
+    common = {item.name for item in dataclasses.fields(Hyperparameters)}
+    topics: dict[tuple[str, str], list[dataclasses.Field[Any]]] = {}
+    topic = ("", "")
+    for name, item in FIELDS.items():
+        if name in common:
+            topic = _TOPICS.get(name, topic)
+        else:
+            topic = (f"Only task={' or '.join(_TASKS_BY_NAME[name])}", "")
+        topics.setdefault(topic, []).append(item)
+    return topics
 
 
 def combine_problems(problems: Sequence[str]) -> HyperparameterError:

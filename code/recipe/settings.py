@@ -69,8 +69,8 @@ class JobSettings:
     )
     learning_rate: float | None = option(
         None,
-        "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
-        "log shows it.",
+        "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md, Tasks); "
+        "the log shows it.",
         "lr",
         valid=(lambda value: 0 < value <= 1, "a number above 0, at most 1"),
     )
@@ -370,6 +370,9 @@ class DataSettings(JobSettings):
         "Columns to leave out, separated by commas, although their names say that they belong to "
         "a sample.",
     )
+    header: bool | None = option(
+        None, "Whether the first row of delimited text names the columns. Default: by known names."
+    )
     problem_type: str | None = option(
         None,
         "single_label_classification, multi_label_classification or regression. Default: "
@@ -382,6 +385,15 @@ class DataSettings(JobSettings):
         "text-classification, image-classification: values of the label column that are no label, "
         "separated by commas, such as NA or -1; empty stands for empty cells. Their rows are "
         "left out.",
+    )
+    num_labels: int | None = option(
+        None, "Number of labels; the job ends if the data has another number.", valid=AT_LEAST_1
+    )
+    class_names: str | None = option(
+        None,
+        "text-classification, token-classification: names of integer labels, starting at 0, "
+        "separated by commas or as a JSON list.",
+        separator=",",
     )
     validation_split: float = option(
         0.1,
@@ -399,18 +411,6 @@ class DataSettings(JobSettings):
     )
     drop_duplicates: bool = option(
         False, "Leave out training rows that repeat another one, before rows are held out."
-    )
-    header: bool | None = option(
-        None, "Whether the first row of delimited text names the columns. Default: by known names."
-    )
-    num_labels: int | None = option(
-        None, "Number of labels; the job ends if the data has another number.", valid=AT_LEAST_1
-    )
-    class_names: str | None = option(
-        None,
-        "text-classification, token-classification: names of integer labels, starting at 0, "
-        "separated by commas or as a JSON list.",
-        separator=",",
     )
     sample_by: str = option(
         "line",

@@ -36,6 +36,7 @@ html_title = f"{project} {version}"
 html_logo = html_favicon = "static/logo.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+smartquotes = False  # quotes in JSON would be unusable
 html_copy_source = False
 html_show_copyright = False
 _GENERATED = ("REFERENCE", "LICENSES", "site/amphora", "site/recipe")

@@ -15,10 +15,11 @@ from unittest import mock
 
 import pytest
 
+from amphora.local import local_job
 from tests.support.ports import free_port
 from tests.support.preloading import PRELOADED
 
-from .aws import Aws
+from .aws import ACCOUNT, Aws
 from .conftest import ROOT, Run
 
 README = "\n".join(
@@ -140,6 +141,36 @@ def test_the_trainer_starts_the_job_it_shows(
     assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints/tweets"
     assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["train", "test"]
     known(job["HyperParameters"])
+
+
+@pytest.mark.heavy
+def test_the_job_that_a_laptop_prints_starts_on_sagemaker(
+    aws: Aws, run: Run, sdk3: Mapping[str, str], tmp_path: Path
+) -> None:
+    data, held = tmp_path / "tickets.csv", tmp_path / "held.csv"
+    for file in (data, held):
+        file.write_text("text,queue\na,b\n")
+    (tmp_path / "bert").mkdir()
+    words = [str(data), "--test", str(held), "--model", str(tmp_path / "bert"), "--epochs", "2",
+             "--label_column", 'the "queue" ü', "--out", str(tmp_path / "my run")]  # fmt: skip
+    snippet = local_job.sdk_snippet(local_job.read_words(words, {}))
+    for placeholder, value in {"ACCOUNT": ACCOUNT, "REGION": "eu-west-1", "BUCKET": "mine"}.items():
+        assert placeholder in snippet
+        snippet = snippet.replace(placeholder, value)
+    (tmp_path / "pasted.py").write_text(snippet)
+    done = run(tmp_path / "pasted.py", preloaded=sdk3)
+    assert done.returncode == 0, done.stderr
+    job = aws.request_of("CreateTrainingJob")
+    channels = {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in job["InputDataConfig"]
+    }
+    assert channels == {name: f"s3://mine/my run/{name}/" for name in ("train", "test", "model")}
+    assert (
+        job["HyperParameters"].items() >= {"epochs": "2", "label_column": 'the "queue" ü'}.items()
+    )
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://mine/my run/checkpoints"
+    assert job["StoppingCondition"]["MaxRuntimeInSeconds"] == 86400
 
 
 @pytest.mark.heavy

@@ -8,7 +8,7 @@ from amphora.common.errors import ConfigError
 from amphora.contract import job, sm_variables
 from recipe import arguments, foreign_names, paths
 from recipe.errors import CheckpointError, HyperparameterError
-from recipe.hyperparameters import FIELDS, GROUPS, REFUSED
+from recipe.hyperparameters import FIELDS, GROUPS, REFUSED, fields_by_topic
 from recipe.plan import trainer_arguments
 from recipe.runtime import device
 from recipe.runtime.distribution import Distribution
@@ -155,6 +155,11 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
         ("quantization_bit", "4", "load_in_4bit=True"),
         ("pooling", "cls", "pooling is the one you want"),
         ("lisa_step_interval", "1", "--help"),
+        ("imgsz", "640", "preprocessor_config.json"),
+        ("rpo_alpha", "1", "trl_args={"),
+        ("n_jobs", "-1", ""),
+        ("C", "0.5", "weight_decay"),
+        ("train_from_scratch", "True", "freeze_layers"),
     ],
 )
 def test_names_of_other_trainers_have_a_line(name: str, value: str, words: str) -> None:
@@ -282,9 +287,24 @@ def test_every_hyperparameter_is_documented() -> None:
     text = arguments.describe()
     assert all(f"--{name}  (default " in text for name in FIELDS) and "passed" not in text
     assert "--num_train_epochs, --epochs" in arguments.describe("--epochs")
+    assert "\nOnly task=summarization or translation or text2text-generation:\n" in text
     assert "of transformers.TrainingArguments" in arguments.describe("adam_beta2")
     with pytest.raises(HyperparameterError, match="Did you mean num_train_epochs"):
         arguments.describe("num_train_epoch")
+
+
+def test_examples_of_topics_are_valid_and_each_shows_one_of_its_topic() -> None:
+    topics = fields_by_topic()
+    assert sum(map(len, topics.values())) == len(FIELDS)
+    examples = {title: example for title, example in topics if example}
+    assert len(examples) > 10
+    for (title, example), fields in topics.items():
+        if not example:
+            assert title.startswith("Only task="), title
+            continue
+        names = {name for item in fields for name in (item.name, *item.metadata["aliases"])}
+        assert names & {word.partition("=")[0] for word in example.split()}, title
+        assert not arguments.parse([f"--{word}" for word in example.split()]).notes, title
 
 
 def test_no_value_for_a_default_that_does_something_is_a_line() -> None:

@@ -172,7 +172,7 @@ class Predictions(PredictedAnswers):
         answering the mean."""
         if self.labels.problem == SINGLE and score == "accuracy" and len(self.true):
             counts = np.bincount(self.true, minlength=len(self.labels.names))
-            what = f"always answering {self.labels.names[int(counts.argmax())]}"
+            what = f"always answering {self.labels.names[int(counts.argmax())]!r}"
             return Baseline(what=what, score=float(counts.max() / counts.sum()))
         if self.labels.problem == NUMBER and score == "mse" and len(self.true):
             return Baseline(what="always answering the mean", score=float(self.true.var()))

@@ -101,7 +101,8 @@ def _judge_score(
     others = [f"{baseline.what} would give {baseline.score:.3g}"] if baseline else []
     before = [entry[f"eval_{name}"] for entry in history
               if entry.get("step") == 0 and f"eval_{name}" in entry]  # fmt: skip
-    others += [f"the model before training had {value:.3g}" for value in before]
+    rows = "" if split == "evaluation" else " on the evaluation rows"
+    others += [f"the model before training had {value:.3g}{rows}" for value in before]
     verdict.sentences.append("; ".join([sentence, *others]) + ".")
     sign = -1 if name in _LOWER_IS_BETTER else 1
     known = [*([baseline.score] if baseline else []), *before]

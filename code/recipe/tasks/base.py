@@ -87,6 +87,8 @@ class Objective(ABC):
     """Whether packed batches may use `cpu_kernels`' attention, which takes blocks of samples."""
     couples_samples: bool = False
     """Whether the loss of a sample depends on the others of its batch (in-batch negatives)."""
+    generates: bool = False
+    """Whether an evaluation generates text, which takes much longer than a forward pass."""
 
     def packs(self, model: PreTrainedModel) -> bool:
         """Return whether `model` can be packed."""

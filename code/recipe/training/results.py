@@ -13,6 +13,7 @@ from typing import Any
 from recipe.backend.engines import int8
 from recipe.backend.proofs import trained_answers
 from recipe.console import is_first_process, say
+from recipe.data.held_out import DataSets
 from recipe.errors import ModelError, OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
@@ -253,7 +254,7 @@ class JobResults:
                 history=history,
                 verdict=verdict.judge(facts, history, answers, planned, (split, len(rows))),
                 warnings=[
-                    (row.what, ", ".join(filter(None, (str(row), row.example))))
+                    (row.what, _with_short_paths(task.data, row))
                     for row in self.table.rows
                     if row.level == WARNING
                 ],
@@ -271,6 +272,14 @@ class JobResults:
             say(f"report written to {folder}/report.html")
         except Exception as error:  # the trained model matters more than its report
             say(f"warning: the report cannot be written: {type(error).__name__}: {error}")
+
+
+def _with_short_paths(data: DataSets, row: Finding) -> str:
+    """Return a finding with its example, files by channel and name."""
+    text = ", ".join(filter(None, (str(row), row.example)))
+    for source in data.sources:
+        text = text.replace(str(source.path), source.name)
+    return text
 
 
 def _write_card(facts: model_card.Facts, folder: Path) -> None:

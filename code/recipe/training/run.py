@@ -27,6 +27,9 @@ from recipe.training.engine import Engine
 from recipe.training.preparation import PreparedTraining
 from recipe.training.progress import MetricLines, ProgressLines
 
+_CHEAP = 0.05
+"""Share of a training that the evaluation before it may take."""
+
 
 def run(
     hyperparameters: Hyperparameters, folders: Folders, environ: Mapping[str, str]
@@ -105,7 +108,23 @@ def _build_engine(
         leave_model=writer.write_partial,
         **({"locate": locate} if task.samples_are_rows else {}),
     )
+    if "eval_on_start" not in given.passed and isinstance(built, Engine):
+        built.args.eval_on_start = _is_cheap_to_evaluate_first(plan, prepared)
     return built
+
+
+def _is_cheap_to_evaluate_first(plan: Plan, prepared: PreparedTraining) -> bool:
+    """Return whether the untrained model is evaluated, with which the report compares the trained
+    one: if that takes a small share of the training, and no text is generated for it."""
+    given, training = plan.hyperparameters, prepared.batches.training
+    if not given.evaluates or given.budget_seconds(plan.host_count) is not None:
+        return False
+    steps = given.max_train_steps or 0
+    if steps <= 0:
+        steps = math.ceil(training.steps() * given.num_train_epochs)
+    # A forward pass is a third of a step.
+    share = len(prepared.samples["evaluation"]) / (3 * training.samples_per_step * steps)
+    return share <= _CHEAP and not prepared.loaded.objective.generates
 
 
 def _train_and_evaluate(

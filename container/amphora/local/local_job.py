@@ -212,7 +212,12 @@ def sdk_snippet(job: LocalJob) -> str:
         for name, value in job.hyperparameters.items()
     )
     return f"""\
-from sagemaker.core.training.configs import CheckpointConfig, Compute, InputData
+from sagemaker.core.training.configs import (
+    CheckpointConfig,
+    Compute,
+    InputData,
+    StoppingCondition,
+)
 from sagemaker.train.model_trainer import ModelTrainer
 
 trainer = ModelTrainer(
@@ -223,6 +228,7 @@ trainer = ModelTrainer(
 {values}
     }},
     checkpoint_config=CheckpointConfig(s3_uri={quote_uri("checkpoints")}),
+    stopping_condition=StoppingCondition(max_runtime_in_seconds=86400),  # the default is an hour
 )
 trainer.train(
     [

@@ -278,7 +278,7 @@ def test_a_run_has_metrics_by_step_and_no_secret(
     metrics = values(run / "metrics")
     steps = [line.split()[2] for line in metrics["loss"]]
     assert steps == ["5", "10", "15", "20"]
-    assert [line.split()[2] for line in metrics["eval_accuracy"]] == ["10", "20"]
+    assert [line.split()[2] for line in metrics["eval_accuracy"]] == ["0", "10", "20"]
     assert [line.split()[2] for line in metrics["test_accuracy"]] == ["20"]
     parameters = values(run / "params")
     assert parameters["recipe.num_train_epochs"] == ["2.0"]
@@ -343,8 +343,8 @@ def test_the_verdict_compares_with_the_usual_answer_and_the_model_before() -> No
     ]
     bad = judged({"test_accuracy": 0.5}, answers, before)
     assert bad.is_warning and bad.sentences == [
-        "The accuracy is 0.5 on 6 test rows (\u00b1 0.40, as there are few); always answering a would "
-        "give 0.5; the model before training had 0.6.",
+        "The accuracy is 0.5 on 6 test rows (\u00b1 0.40, as there are few); always answering 'a' would "
+        "give 0.5; the model before training had 0.6 on the evaluation rows.",
         "So training has not made it better than that.",
         "1 of 3 classes are never predicted: c.",
     ]

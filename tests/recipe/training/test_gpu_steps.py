@@ -103,7 +103,8 @@ def test_a_step_of_rows_is_one_graph() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, check=False,
         env=clean_environ(OMP_NUM_THREADS="1"),
     )  # fmt: skip
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    # A slow machine says how far it is, too.
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     assert result.returncode == 0, (rows, result.stderr[-2000:])
     assert [row["model"] for row in rows] == ["BERT", "ModernBERT", "Llama, LoRA"]
     assert all(row["batches"] > row["shapes"] for row in rows)

@@ -52,7 +52,9 @@ def test_it_learns_and_its_numbers_are_read_by_the_regexes(trained: Job) -> None
             if match := re.search(definition["Regex"], line):
                 results.setdefault(definition["Name"], []).append(float(match.group(1)))
     values = trained.metrics
-    assert len(results["eval_accuracy"]) == 3
+    assert len(results["eval_accuracy"]) == 4, "one of them before training"
+    report = (trained.output / "report.html").read_text()
+    assert f"the model before training had {results['eval_accuracy'][0]:.3g}." in report
     assert results["eval_loss"][-1] == pytest.approx(values["eval_loss"], rel=1e-5)
     assert results["loss"][-1] < results["loss"][0]
     assert 4e-3 < max(results["learning_rate"]) <= 5e-3

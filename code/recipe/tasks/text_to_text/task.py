@@ -46,6 +46,7 @@ _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 class _TextPairs(TokenLosses):
     def __init__(self, settings: DataSettings, options: Options) -> None:
         self._settings, self._options = settings, options
+        self.generates = options.predict_with_generate
         self._has_logged = False
         self.longest_target = 0
         self.last: GeneratedTexts | None = None
@@ -64,7 +65,7 @@ class _TextPairs(TokenLosses):
     def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Return the scores of text that all processes generate together, for the same rows each
         time; nothing if weights are sharded or XLA is in use."""
-        if not self._options.predict_with_generate:
+        if not self.generates:
             return {}
         if (whole := whole_model(trainer)) is None:
             if not self._has_logged:
