@@ -1,7 +1,10 @@
 """What docs/ESTIMATORS.md, ENDPOINTS.md and MIGRATING.md show is what SDKs send and the code does."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,34 @@ ENDPOINTS = (DOCS / "ENDPOINTS.md").read_text()
 PAGES = ESTIMATORS + ENDPOINTS
 PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
 PROGRAMS = re.findall(r"<!-- sdk3: (\w+) -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
+
+
+def first_block(version: str) -> str:
+    """Return what the page says to paste before each program for an SDK."""
+    (code,) = re.findall(rf"<!-- first: {version} -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
+    return str(code)
+
+
+def test_each_program_has_all_names_as_pasted() -> None:
+    blocks = re.findall(
+        r"<!-- (?:first: )?(sdk\d).*? -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL
+    )
+    assert len(blocks) == ESTIMATORS.count("```python")
+    programs = [f"{first_block(version)}\n{code}" for version, code in blocks]
+    for name in ("ENDPOINTS", "SPOT", "USING", "MIGRATING"):
+        page = (DOCS / f"{name}.md").read_text()
+        programs += re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for program in programs:
+        command = [
+            Path(sys.executable).parent / "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "F821",
+            "-",
+        ]
+        done = subprocess.run(command, input=program, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout
 
 
 def test_no_block_is_left_out() -> None:
@@ -153,34 +184,11 @@ def test_both_sdks_send_what_the_page_says(
             return [text for index, (a, b) in pairs for text in missing(a, b, f"{path}[{index}]")]
         return [] if plain(part) == plain(sent) else [f"{path}: {sent!r} is not {part!r}"]
 
-    role = "arn:aws:iam::123456789012:role/SageMakerRole"
-    prelude3 = f"""
-from sagemaker.core.parameter import ContinuousParameter
-from sagemaker.core.training.configs import (
-    Compute, FileSystemDataSource, InputData, Networking, OutputDataConfig
-)
-from sagemaker.train.model_trainer import ModelTrainer
-from sagemaker.train.tuner import HyperparameterTuner
-
-common = {{"training_image": "an-image", "role": "{role}"}}
-train = InputData(channel_name="train", data_source="s3://bucket/train/")
-"""
-    prelude2 = f"""
-from sagemaker.estimator import Estimator
-from sagemaker.inputs import FileSystemInput
-from sagemaker.pytorch import PyTorch
-from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
-
-common = {{"image_uri": "an-image", "role": "{role}"}}
-"""
     sdk2 = re.findall(r"<!-- sdk2 -->\n```python\n(.*?)```", ESTIMATORS, re.DOTALL)
-    prelude, programs = {
-        "sdk3": (prelude3, [code for _, code in PROGRAMS]),
-        "sdk2": (prelude2, sdk2),
-    }[version]
+    programs = {"sdk3": [code for _, code in PROGRAMS], "sdk2": sdk2}[version]
     assert len(PROGRAMS) == ESTIMATORS.count("<!-- sdk3") == len(expected) == len(sdk2) + 1
     program = tmp_path / "shown.py"
-    program.write_text("\n".join([prelude, *programs]))
+    program.write_text("\n".join([first_block(version), *programs]))
     done = run(program, preloaded=request.getfixturevalue(version))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     names = ("CreateTrainingJob", "CreateHyperParameterTuningJob")
@@ -197,12 +205,52 @@ def test_sdk_v3_deploys_as_the_page_says(
     (code,) = re.findall(r"<!-- sdk3 -->\n```python\n(.*?)```", ENDPOINTS, re.DOTALL)
     aws.objects["bucket/models/job/output/model.tar.gz"] = b""
     program = tmp_path / "shown.py"
-    program.write_text(f"from sagemaker.serve.model_builder import ModelBuilder\n{code}")
+    program.write_text(code)
     done = run(program, preloaded=sdk3)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert aws.request_of("CreateEndpoint")["EndpointName"].startswith("texts")
     container = aws.request_of("CreateModel")["PrimaryContainer"]
     assert container["ModelDataUrl"] == "s3://bucket/models/job/output/model.tar.gz"
+
+
+@pytest.mark.heavy
+def test_sdk_v3_trains_on_spot_as_the_page_says(
+    aws: Aws, run: Run, sdk3: Mapping[str, str], tmp_path: Path
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "SPOT.md").read_text(), re.DOTALL)
+    program = tmp_path / "shown.py"
+    program.write_text(code)
+    done = run(program, preloaded=sdk3)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    job = aws.request_of("CreateTrainingJob")
+    assert job["EnableManagedSpotTraining"] is True
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints/reviews-1"
+    assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 14400, "MaxWaitTimeInSeconds": 28800}
+
+
+@pytest.mark.heavy
+def test_the_page_on_migrating_names_what_the_libraries_changed() -> None:
+    program = (
+        "import json\nfrom transformers.pipelines import SUPPORTED_TASKS\n"
+        "from recipe.backend.pipelines.dropped import PIPELINES\nfrom recipe.task_table import SERVED\n"
+        "from recipe.tasks.post_training.task import _KINDS\n"
+        "served = [*SERVED, *(name for name, *_ in PIPELINES)]\n"
+        "trainers = {name: kind.trainer for name, kind in _KINDS.items()}\n"
+        "print(json.dumps([list(SUPPORTED_TASKS), served, trainers]))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "code")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, text=True, capture_output=True
+    )
+    library, served, kinds = json.loads(done.stdout.splitlines()[-1])
+    page = (DOCS / "MIGRATING.md").read_text()
+    (dropped,) = re.findall(r"has no pipelines for (.*?)\. `HF_TASK`", page, re.DOTALL)
+    names = re.findall(r"`([\w-]+)`", dropped)
+    assert len(names) == 7 and not set(names) & set(library)
+    assert set(names) <= set(served)
+    (trainers, tasks) = re.findall(r"for (`DPOTrainer`.*?): (`dpo`.*?)\n", page, re.DOTALL)[0]
+    shown = zip(re.findall(r"`(\w+)Trainer`", trainers), re.findall(r"`(\w+)`", tasks), strict=True)
+    assert {task: trainer for trainer, task in shown} == kinds
 
 
 def test_the_page_on_migrating_is_short_and_says_what_the_code_does() -> None:
