@@ -1,6 +1,6 @@
 """Settings of the documentation site: `make docs` builds it from docs/ and the docstrings.
 
-Sphinx, with MyST for the pages, which stay plain Markdown; the docstrings come by docstrings.py.
+Sphinx, with MyST for the pages, which stay plain Markdown; docstrings.py and messages.py read code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ project = "Amphora"
 _package = tomllib.loads((_ROOT / "container" / "pyproject.toml").read_text(encoding="utf-8"))
 version = release = _package["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.napoleon", "sphinx_copybutton", "docstrings", "mentions"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "docstrings",
+    "mentions",
+    "messages",
+]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 myst_heading_anchors = 3
 # What stands between backticks in a docstring is code, as in Markdown.
@@ -36,10 +43,12 @@ html_title = f"{project} {version}"
 html_logo = html_favicon = "static/logo.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["search.js"]
 smartquotes = False  # quotes in JSON would be unusable
 html_copy_source = False
+html_use_index = False
 html_show_copyright = False
-_GENERATED = ("REFERENCE", "LICENSES", "site/amphora", "site/recipe")
+_GENERATED = ("REFERENCE", "LICENSES", "site/amphora", "site/errors", "site/recipe")
 _COLOURS = {"brand-primary": "#a34a25", "brand-content": "#a34a25", "brand-visited": "#7a4a6a"}
 _COLOURS_IN_THE_DARK = dict.fromkeys(("brand-primary", "brand-content"), "#e58a62")
 html_theme_options = {

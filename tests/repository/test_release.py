@@ -4,8 +4,10 @@ documentation's site, of which every link leads somewhere."""
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,7 @@ def test_no_link_is_kept() -> None:
     assert not links
 
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DOCS = ROOT / "docs"
 EDIT = "https://github.com/someone/amphora/edit/main"
 
@@ -102,11 +105,16 @@ def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.heavy
-def test_pages_mentions_and_docstrings_are_there(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    built = build(DOCS, site)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = build(DOCS, folder)
     assert built.returncode == 0, built.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.heavy
+def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
     for page in DOCS.glob("*.md"):
         assert (site / f"{page.stem}.html").is_file()
     home = (site / "index.html").read_text()
@@ -127,7 +135,42 @@ def test_pages_mentions_and_docstrings_are_there(tmp_path: Path) -> None:
     assert 'id="amphora-contract-job"' in package and 'id="amphora-common-logs"' in package
     text = re.sub(r"<[^>]*>", "", package)
     assert "read_job(environ" in text and "class Job" in text
+    errors = re.sub(r"<[^>]*>", "", (site / "site" / "errors.html").read_text())
+    assert "has … different values in … rows: too many for classes." in errors
+    assert "Name the column of the classes in the hyperparameter label_column." in errors
     assert 'id="recipe-tasks-base"' in (site / "site" / "recipe.html").read_text()
+
+
+PASTED = {
+    "HyperparameterError: Hyperparameter learnin_rate (value '1') is not known. Did you mean learning_rate?": (
+        "Errors: Hyperparameter … (value …) is not known.",
+        "site/errors.html#hyperparametererror-",
+    ),
+    "AlgorithmError: Out of memory: lower the batch size or max_length, or take a larger instance. train.py, line 3": (
+        "Troubleshooting: out of memory: lower the batch size",
+        "TROUBLESHOOTING.html#out-of-memory-",
+    ),
+    "how can I resume a stopped job": (
+        "Training: Resume a stopped job",
+        "TRAINING.html#resume-a-stopped-job",
+    ),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("query", PASTED)
+def test_the_search_finds_an_error_with_a_users_values(site: Path, query: str) -> None:
+    address = f"{(site / 'search.html').as_uri()}?q={urllib.parse.quote(query)}"
+    headless = [str(CHROMIUM), "--headless", "--no-sandbox", "--virtual-time-budget=20000"]
+    shown = subprocess.run(
+        [*headless, "--dump-dom", address], capture_output=True, text=True, check=True
+    ).stdout.split('id="search-results"')[-1]
+    links = re.findall(r'<li[^>]*><a href="([^"]*)"[^>]*>(.*?)</a>', shown)
+    title, target = PASTED[query]
+    assert links, shown[-2000:]
+    href, text = links[0]
+    assert re.sub(r"<[^>]*>", "", text).startswith(title) and href.startswith(target)
 
 
 @pytest.mark.heavy
