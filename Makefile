@@ -9,6 +9,7 @@
 #   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 5.5 GB)
 #   make test-vllm    decoders served by vLLM's CPU build, in an environment of its own (build/vllm, 3.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
+#   make audit         known vulnerabilities of what images install, compared with container/locks/vex.json
 #   make docs          the documentation site, in build/site; a warning or a broken link fails it
 #
 # PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
@@ -34,7 +35,7 @@ UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|goog
 
 export TORCH_PIP_ARGS
 
-.PHONY: help docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: help docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal audit licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -141,6 +142,10 @@ build/fuzz/.made: tests/locks/fuzz.txt .venv/.made
 	mkdir -p $(@D)
 	$(INSTALL) $(BIN)/python --no-deps --target $(@D) --requirement $<
 	@touch $@
+
+# Known vulnerabilities of the locks, compared with container/locks/vex.json; it needs a network.
+audit: setup
+	$(BIN)/python -m ordeal.audit $(ARGS)
 
 licences: setup
 	$(BIN)/python -m ordeal.licences

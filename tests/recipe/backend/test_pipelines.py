@@ -307,3 +307,15 @@ def test_a_server_reads_audio_writes_wav_and_refuses_a_model_without_its_head(
     models.save_features(tmp_path / "headless")
     with pytest.raises(ModelError, match=r"lacks all weights of (classifier|projector)"):
         Handlers(tmp_path / "headless", HF_TASK="audio-classification")
+
+
+def test_a_model_that_would_have_code_trusted_is_refused(tmp_path: Path) -> None:
+    """A LightGlue passes it on to the model that its config.json names, before transformers 5.5."""
+    models.save_matcher(tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "trust_remote_code": True}))
+    with pytest.raises(
+        ModelError, match=r"has trust_remote_code, .* set HF_TRUST_REMOTE_CODE=true"
+    ):
+        Handlers(tmp_path, HF_TASK="keypoint-matching")

@@ -23,6 +23,7 @@ from tokenizers import (
 from transformers import AutoTokenizer
 
 from amphora.serving.vllm.tokenizer_files import match_tokenizer
+from recipe.errors import ModelError
 from recipe.models.sources import tokenizers
 from recipe.models.sources.tokenizers import load_tokenizer
 from recipe.tokenization.encoding import Encoder
@@ -271,3 +272,18 @@ def test_vllm_is_given_the_ids_of_the_file(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"] != expected
     (folder / "config.json").write_text('{"model_type": "llama"}')
     assert match_tokenizer(command, str(folder), tmp_path / "none", os.environ) == []
+
+
+@pytest.mark.parametrize("name", ["../../outside", "a/b"])
+def test_a_chat_template_whose_name_is_a_path_is_refused(name: str, tmp_path: Path) -> None:
+    """transformers before 5.10 would save it there (CVE-2026-9856)."""
+    folder = save("BertModel", tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "chat_template": named}))
+    assert set(load_tokenizer(str(folder)).chat_template) == {"default", "tool_use"}
+    named.append({"name": name, "template": "c"})
+    file.write_text(json.dumps({**settings, "chat_template": named}))
+    with pytest.raises(ModelError, match=r"chat templates .*, which are paths"):
+        load_tokenizer(str(folder))

@@ -62,6 +62,13 @@ def load_pipeline(origin: Origin, task: str, environ: Mapping[str, str]) -> Any:
     kind, name, dtype = precision.chosen({**environ, "AMPHORA_DTYPE": requested})
     if kind in programs.DEVICES:
         raise programs.refused(kind, f"transformers' pipeline for {task} has no fixed shapes")
+    # A model of models (LightGlue) would pass it on, before transformers 5.5 (CVE-2026-5241).
+    trusts = bool(origin.options.get("trust_remote_code"))
+    if origin.read_settings().get("trust_remote_code") and not trusts:
+        raise ModelError(
+            f"The config.json of {origin.location} has trust_remote_code, which would run code.",
+            "If you trust it, set HF_TRUST_REMOTE_CODE=true, else set it to false in the file.",
+        )
     make: Any = transformers.pipeline
     try:
         pipeline = make(

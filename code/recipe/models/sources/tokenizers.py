@@ -85,7 +85,8 @@ class PreTrainedTokenizerFast(transformers.PreTrainedTokenizerFast):
 
 def load_tokenizer(location: str, texts: Sequence[str] = (), **options: Any) -> Any:
     """Return the tokenizer of a folder or a name on the hub, with the ids of its tokenizer.json.
-    Raise ModelError as `match_file`, and what AutoTokenizer raises.
+    Raise ModelError as `match_file`, and for names of chat templates that would be saved outside of
+    a model's folder; and what AutoTokenizer raises.
 
     Args:
         texts: Texts of the data, which are compared, too.
@@ -100,9 +101,23 @@ def load_tokenizer(location: str, texts: Sequence[str] = (), **options: Any) -> 
         with contextlib.suppress(Exception):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(location, **options)
             tokenizer.replaced = "the class that its files name"
+            _check_template_names(tokenizer, location)
             return tokenizer
         raise
+    _check_template_names(tokenizer, location)
     return match_file(tokenizer, location, texts, **options)
+
+
+def _check_template_names(tokenizer: Any, location: str) -> None:
+    """Raise ModelError if a template's name is a path: transformers before 5.10 saves to it
+    (CVE-2026-9856)."""
+    templates = getattr(tokenizer, "chat_template", None)
+    names = templates if isinstance(templates, dict) else ()
+    if wrong := [name for name in names if Path(name).name != name]:
+        raise ModelError(
+            f"The tokenizer of {location} names chat templates {wrong}, which are paths.",
+            "Name them in tokenizer_config.json as default and tool_use, or take another model.",
+        )
 
 
 def match_file(
