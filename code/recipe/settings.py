@@ -202,6 +202,9 @@ class ModelSettings(JobSettings):
     bf16: bool | None = option(
         None, "Compute in bfloat16. Default: if the device is faster with it."
     )
+    bf16_weights: bool = option(
+        False, "Train with bfloat16 copies of the float32 weights, without autocast."
+    )
     lora_r: int | None = option(
         None,
         "Rank of LoRA adapters. If set, adapters are trained instead of all weights.",

@@ -48,6 +48,8 @@ class TrainableModel:
     """The hyperparameter; None packs if the model can be packed."""
     max_length: int = 0
     """Most tokens of a sample; 0 if samples are not cut."""
+    bf16_weights: bool = False
+    """Whether training computes with bfloat16 copies of the weights."""
 
     @property
     def pad_id(self) -> Any:

@@ -20,7 +20,7 @@ from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
 from recipe.errors import DataError, DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import lora, pretrained, quantized
+from recipe.models import bf16_weights, lora, pretrained, quantized
 from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
@@ -222,6 +222,12 @@ def load(plan: Plan, table: Table) -> TrainableModel:
         how = "split into pieces of" if is_split else "truncated to"
         reason = "as given" if given.max_length else "the default; set max_length to change it"
         table.add("length", f"texts are {how} at most {max_length} tokens", reason)
+    copies = given.bf16_weights and given.trains
+    if copies:
+        why_not = bf16_weights.why_not(model, task.objective.packable, plan.arguments)
+        copies = why_not is None
+        detail = "bfloat16 copies of the float32 weights" if copies else "float32, by autocast"
+        table.add("weights", detail, why_not or "bf16_weights=True is set")
     packing = given.packing
     if packing is None and plan.arguments.neftune_noise_alpha:
         packing = False
@@ -234,6 +240,7 @@ def load(plan: Plan, table: Table) -> TrainableModel:
         objective=task.objective,
         packing=packing,
         max_length=max_length,
+        bf16_weights=copies,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from recipe.batching import batches
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.console import Progress
 from recipe.errors import DivergedError, HyperparameterError, join_names
+from recipe.models.bf16_weights import Bf16Weights
 from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
@@ -57,6 +59,7 @@ def build(prepared: PreparedTraining, class_weight: str | None = None, **others:
         eval_dataset=samples["evaluation"],
         processing_class=loaded.tokenizer,
         compute_metrics=objective.score,
+        bf16_weights=loaded.bf16_weights,
         **others,
     )
 
@@ -70,6 +73,7 @@ class Engine(Resumable):
         class_weights: Factor of the training loss for samples of each class.
         decisive: Further values that must equal those of a checkpoint (`job_identity`).
         locate: Returns the location of a training sample.
+        bf16_weights: Whether training computes with bfloat16 copies of the weights.
     """
 
     # compute_loss divides by the samples of the whole step.
@@ -84,6 +88,7 @@ class Engine(Resumable):
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
         locate: Callable[[int], str] = "the training sample {} (from 0)".format,
+        bf16_weights: bool = False,
         **others: Any,
     ) -> None:
         training = decided.training
@@ -102,6 +107,7 @@ class Engine(Resumable):
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._is_synchronous = args.device.type == "cpu"
         self._arranged: Any = None
+        self._copies = Bf16Weights(model) if bf16_weights else None
         self._padding = getattr(getattr(model, "config", None), "pad_token_id", None)
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -181,7 +187,8 @@ class Engine(Resumable):
         if self.args.device.type == "cpu" and model is not self._arranged:
             ddp_hook.sum_touched_rows(model)
             self._arranged = model
-        return super().training_step(model, *arguments, **options)
+        with self._copies.used(self.state.global_step) if self._copies else nullcontext():
+            return super().training_step(model, *arguments, **options)
 
     def compute_loss(
         self,

@@ -108,7 +108,6 @@ def test_a_step_of_rows_is_one_graph() -> None:
     assert result.returncode == 0, (rows, result.stderr[-2000:])
     assert [row["model"] for row in rows] == ["BERT", "ModernBERT", "Llama, LoRA"]
     assert all(row["batches"] > row["shapes"] for row in rows)
-    assert rows[0]["casts"] == 2, "those of the loss; the others' rotary positions have more"
     assert all(row["casts by autocast"] > 5 for row in rows), "it counts nothing"
 
 
