@@ -160,7 +160,7 @@ VENV = (
     'mkdir -p "$3/bin"; for tool in pip pip-audit python; do cp "$TOOLS/tool" "$3/bin/$tool"; done'
 )
 TOOLS = {
-    "aws": ANSWERS, "docker": DOCKER, "python3": VENV, "curl": "", "python": "",
+    "aws": ANSWERS, "docker": DOCKER, "python3": VENV, "python": "",
     "tool": 'case "$0" in *python) test -z "${JOB_FAILS-}";; esac',
 }  # fmt: skip
 
@@ -213,8 +213,10 @@ def release(bench: Bench, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run release.sh for the image `cpu` in a checkout of its own."""
     checkout = bench.folder / "checkout"
     (checkout / "examples" / "aws").mkdir(parents=True)
-    for name in ("build_and_push.sh", "Dockerfile.gpu", "container", "examples/aws/release.sh"):
-        (checkout / name).symlink_to(ROOT / name)
+    (checkout / "examples" / "aws" / "release.sh").symlink_to(POLICIES / "release.sh")
+    for entry in ROOT.iterdir():
+        if entry.name not in (".git", "build", "examples"):
+            (checkout / entry.name).symlink_to(entry)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], cwd=checkout, check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "."], cwd=checkout, check=True)

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from amphora.common import devices, logs, packages, transformers4
+from amphora.common import devices, logs, packages, secret_references, transformers4
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.common.sizes import format_bytes
 from amphora.contract.job import Job, read_job
@@ -97,6 +97,10 @@ def examine(
 ) -> Iterator[DoctorFinding]:
     """Yield the findings on a job. `keep_needs`, if given, receives what it needs of an instance,
     as JSON."""
+    try:
+        environ = {**environ, **secret_references.read_references(environ)}
+    except AmphoraError as error:
+        yield DoctorFinding(ERROR, "environment", str(error))
     try:
         job = read_job(environ)
     except AmphoraError as error:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amphora import __version__
-from amphora.common import devices, logs, packages, transformers4
+from amphora.common import devices, logs, packages, secret_references, transformers4
 from amphora.common.errors import AmphoraError, ConfigError
 from amphora.common.variables import Variables
 from amphora.contract.job import Job, Paths, read_job
@@ -62,6 +62,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
+            environ = {**environ, **secret_references.read_references(environ)}
             signals.budget, host_wait = read_limits(environ)
             with cluster.linked(
                 job.hosts, job.current_host, lambda: signals.stop is not None, host_wait

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from amphora import __version__
-from amphora.common import devices
+from amphora.common import devices, secret_references
 from amphora.common.errors import ConfigError
 from amphora.serving import telemetry
 from amphora.serving.http.invocations import (
@@ -69,7 +69,8 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     Raises AmphoraError if the configuration is wrong or the model cannot be loaded.
     """
     host_devices = devices.detect(environ)
-    environ = {**environ, **host_devices.variables}
+    secrets = secret_references.read_references(environ)
+    environ = {**environ, **host_devices.variables, **secrets}
     settings = read_settings(base_dir, environ, host_devices)
     # Each connection is an open file.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
