@@ -16,6 +16,7 @@ from botocore import xform_name
 
 from tests.support.sdk_environments import sdk_python
 
+from .aws import SAGEMAKER
 from .conftest import ROOT
 from .iam import POLICIES, as_list, is_allowed, read_policy
 
@@ -106,6 +107,21 @@ def test_the_page_names_every_statement_of_the_role() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \|", PAGE, re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert named == [statement["Sid"] for statement in read_policy("execution_role.json")]
+
+
+def test_a_caller_may_do_what_the_guides_request() -> None:
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("ENDPOINTS", "ESTIMATORS")]
+    text = "\n".join(pages)
+    named = set(re.findall(r"<!-- (?:request|sdk3): (\w+)", text)) | set(
+        re.findall(r"`(\w+)`", text)
+    )
+    operations = sorted(named & set(SAGEMAKER.operation_names) | {"InvokeEndpoint"})
+    assert len(operations) > 5
+    statements, resource = read_policy("caller.json"), f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:a/b"
+    denied = [
+        name for name in operations if not is_allowed(statements, f"sagemaker:{name}", resource)
+    ]
+    assert not denied
 
 
 def wrong_commands(calls: list[list[str]]) -> list[str]:
@@ -225,7 +241,9 @@ def release(bench: Bench, **variables: str) -> subprocess.CompletedProcess[str]:
     return bench.run(script, checkout, ROLE=role, BUCKET="a-bucket", **variables)
 
 
-def test_the_commands_of_the_page_are_those_of_the_services(bench: Bench) -> None:
+def test_the_commands_of_the_page_are_those_of_the_services(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.S)
     assert len(blocks) == PAGE.count("```") // 2
     names = {name: f"{name.lower()}-1" for name in ("VPC", "TABLE", "SUBNET", "GROUP")}
@@ -368,7 +386,7 @@ def test_workflows_hold_to_their_schema(linters: Path) -> None:
 def test_sdk_v3_accepts_the_role_and_refuses_one_without_subnets() -> None:
     """Its check simulates the policy without resources and conditions."""
     program = (
-        "import json\nfrom sagemaker.core.helper.iam_role_resolver import _get_smoke_test_actions as actions\n"
+        "import json\nfrom sagemaker.core.helper.iam_role_resolver import _get_smoke_test_actions as actions, resolve_and_validate_role\n"
         "from sagemaker.train.defaults import DEFAULT_MAX_RUNTIME_IN_SECONDS as seconds\n"
         "print(json.dumps([seconds, actions('training'), actions('serving')]))"
     )

@@ -19,6 +19,7 @@ from tests.support.job_tree import Tree
 
 from .aws import SAGEMAKER, Aws, violations
 from .conftest import COMMON, EXAMPLES, IMAGE, ROLE, ROOT, Run
+from .iam import is_allowed, read_policy
 
 MODEL = "s3://bucket/models/model.tar.gz"
 TRAIN = [*COMMON, "--train", "s3://bucket/train/"]
@@ -470,6 +471,8 @@ def test_a_pipeline_registers_what_is_good_enough(
     ]
     assert [else_step["Type"] for else_step in decision["Arguments"]["ElseSteps"]] == ["Fail"]
     requests = dict(pipeline_requests(pipeline["Steps"]))
+    role, job = read_policy("pipeline_role.json"), "arn:aws:sagemaker:eu-west-1:123456789012:a/b"
+    assert all(is_allowed(role, f"sagemaker:{operation}", job) for operation in requests)
     training, package = requests["CreateTrainingJob"], requests["CreateModelPackage"]
     assert package["ModelApprovalStatus"] == "PendingManualApproval"
     assert training["HyperParameters"]["epochs"] == "2"
