@@ -21,7 +21,7 @@ from sphinx.util.typing import ExtensionMetadata
 
 _ROOT = Path(__file__).parents[2]
 _ROOTS = {"RecipeError", "AmphoraError"}
-_ANSWERS = "Answers to requests"
+_ANSWERS = "Answers to requests, and parts of messages"
 _UNKNOWN = "…"
 _WORD = re.compile(r"\w+")
 _LEAST_WORDS = 3
@@ -53,8 +53,7 @@ class Messages(SphinxDirective):
 
     def _section(self, kind: str, about: str, messages: dict[str, str]) -> nodes.section:
         section = nodes.section("", nodes.title("", kind), ids=[nodes.make_id(kind)])
-        self.state.document.note_explicit_target(section)
-        section += nodes.paragraph("", "", *_inline(about))
+        section += [nodes.paragraph("", "", *_inline(about))] if about else []
         ids: list[str] = []
         for problem, remedy in sorted(
             messages.items(), key=lambda item: item[0].strip("…`:,. ").lower()
@@ -63,7 +62,8 @@ class Messages(SphinxDirective):
             number = next(number for number in itertools.count(1) if f"{words}-{number}" not in ids)
             ids.append(f"{words}-{number}")
             # Not a section, of which each page's navigation would have hundreds to leave out.
-            message = nodes.topic("", nodes.title("", "", *_inline(problem)))
+            shown = problem.removesuffix(".") if problem.endswith("….") else problem
+            message = nodes.topic("", nodes.title("", "", *_inline(shown)))
             message["ids"] = ids[-1:]
             message += nodes.paragraph("", "", *_inline(remedy))
             section += message
