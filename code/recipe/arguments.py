@@ -196,9 +196,15 @@ def _translated(written: str, value: str, notes: list[str]) -> tuple[str, str]:
     if name not in _training_fields():
         # Less similar names have other meanings, such as val_set_size and eval_batch_size.
         accepted = {*FIELDS, *_aliases(), *_training_fields()} - {*REFUSED}
+        remedy = did_you_mean(name, accepted, _ALIKE)
+        if "." in name and not remedy:  # a key of HyperPod's recipes: model.peft.rank
+            try:
+                known, _ = _translated(f"--{name.rpartition('.')[2]}", value, [])
+                remedy = f"Give {known}." if known else "Leave it out."
+            except HyperparameterError as error:
+                remedy = error.remedy
         raise HyperparameterError(
-            f"{what} is not known.",
-            did_you_mean(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
+            f"{what} is not known.", remedy or "python code/train.py --help lists the names."
         )
     return name, value
 

@@ -2,9 +2,9 @@
 
 The names come from transformers' example scripts (run_glue.py, run_clm.py, run_qa.py ...), older
 releases of TrainingArguments, TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit, SageMaker JumpStart,
-Ultralytics, scikit-learn, and notebooks of Hugging Face and AWS. There are three kinds: names with
-an equivalent in this recipe (`RENAMED`, `REWRITTEN`); names that have no effect for some or all
-values, which is logged (`LEFTOVERS`); and names that are refused with advice (`ADVICE`).
+Ultralytics, scikit-learn, recipes of HyperPod, and notebooks of Hugging Face and AWS. There are
+three kinds: names with an equivalent (`RENAMED`, `REWRITTEN`); names that have no effect for some
+or all values, which is logged (`LEFTOVERS`); and names that are refused with advice (`ADVICE`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ RENAMED: Mapping[str, str] = {name: new[0] for name, *new in _rows("""
 evaluation_strategy | eval_strategy
 no_cuda | use_cpu
 per_gpu_train_batch_size micro_batch_size batch | per_device_train_batch_size
-per_gpu_eval_batch_size valid_batch_size test_batch_size | per_device_eval_batch_size
+per_gpu_eval_batch_size valid_batch_size test_batch_size val_batch_size |
+  per_device_eval_batch_size
 gradient_accumulation | gradient_accumulation_steps
 num_epochs epoch max_epochs | num_train_epochs
 model_checkpoint pretrained_model_name_or_path base_model hf_model_name_or_path model |
@@ -35,7 +36,7 @@ label_column_name target_column | label_column
 image_column_name | image_column
 text_column_name dataset_text_field | text_column
 max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len
-  max_context_length encoder_seq_length max_seq_len | max_length
+  max_context_length encoder_seq_length max_seq_len max_context_width max_len | max_length
 generation_max_length val_max_target_length | max_target_length
 prompt_text_column | prompt_column
 scheduler lr_scheduler | lr_scheduler_type
@@ -44,7 +45,7 @@ adam_beta_1 beta_1 | adam_beta1
 adam_beta_2 | adam_beta2
 target_modules | lora_target_modules
 log | report_to
-token access_token hf_hub_token | hf_token
+token access_token hf_hub_token hf_access_token | hf_token
 lora_rank | lora_r
 add_tokens new_tokens tokens | added_tokens
 label_smoothing | label_smoothing_factor
@@ -62,6 +63,9 @@ tol | early_stopping_threshold
 max_doc_stride | doc_stride
 name | run_name
 val | do_eval
+activation_checkpointing | gradient_checkpointing
+save_top_k | save_total_limit
+log_every_n_steps | logging_steps
 """)}  # fmt: skip
 """Names with the same meaning."""
 
@@ -157,7 +161,7 @@ ignore_mismatched_sizes reinitialize_top_layer | any | a head that does not fit 
 ignore_pad_token_for_loss | on | padding is never learned | Leave it out.
 line_by_line | any | sample_by sets the unit of .txt files, and several texts are packed into one
   row
-instruction_tuned chat_dataset | any | the columns of the data decide what is learned
+instruction_tuned chat_dataset multi_turn | any | the columns of the data decide what is learned
 add_input_output_demarcation_key | off | prompts are those of the data | Write ### Response: at the
   end of the prompts, or of the prompt in template.json.
 mlm | on | the task implies it | Give task=masked-lm, or task=causal-lm.
@@ -191,6 +195,8 @@ valid_split validation_split_name dataset_test_split | validation valid test | c
 test_split_name | test | channels and files name the splits | Data comes in channels: give the file
   in a channel called test, and leave this out.
 n_gpu num_gpus device_map ddp | any | there is one process for each GPU
+forward_prefetch delayed_param enable_loss_parallel | any | it changes no result, and FSDP2 has
+  its own
 use_cuda | on | available GPUs are used | Give use_cpu=True.
 finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters, or
   freeze_layers.
@@ -234,11 +240,11 @@ auto_resume_from_checkpoints resume | on | a stopped job resumes automatically |
 
 ADVICE: Mapping[str, str] = {name: advice[0] for name, *advice in _rows("""
 dataset_path data_path data_dir dataset_dir input_dir data train_dir training_dir train_path
-  train_data_dir train_file train_data_file training_file | Data comes in channels: give the file in
-  a channel called train, and leave this out.
+  train_data_dir train_file train_data_file training_file train_data_path | Data comes in
+  channels: give the file in a channel called train, and leave this out.
 test_dir eval_dir validation_dir val_dir test_path valid_dir validation_file test_file eval_file
-  eval_data_file | Data comes in channels: give the file in a channel called test, and leave this
-  out.
+  eval_data_file validation_data_path | Data comes in channels: give the file in a channel called
+  test, and leave this out.
 model_dir model_output_dir output_data_dir export_dir | Leave it out: SageMaker names the folders of
   results.
 dataset_name dataset datasets eval_dataset data_files | Data comes in channels: save the data set
@@ -256,7 +262,7 @@ block_size | Give max_length: texts are split at that many tokens, and the piece
 model_max_length | Give max_length.
 log_interval | Give logging_steps: a share of all steps below 1, steps from 1.
 max_train_samples max_eval_samples max_val_samples max_predict_samples max_samples
-  fraction | Give a channel
+  fraction limit_val_batches | Give a channel
   with as many rows as you want to use.
 patience early_stopping use_early_stopping | Give early_stopping_patience: the evaluations
   without improvement after which training stops.
@@ -276,7 +282,7 @@ labels label_list | Leave it out: the labels are found in the data; class_names 
 num_classes binarize_labels | Give num_labels, or leave it out: the labels are found in the data.
 num_iterations head_learning_rate body_learning_rate end_to_end | This recipe trains the whole
   classifier; SetFit's contrastive phase is not supported.
-use_amp amp | Give bf16=True or fp16=True.
+use_amp amp precision | Give bf16=True or fp16=True.
 world_size nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
 chat_template | Put it into the tokenizer_config.json of the model.
 trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates
@@ -298,8 +304,8 @@ reward_model | Give reward_funcs: exact_answer, format, length, or functions of 
   may load a model.
 stage rl | Give task: causal-lm (sft, pt), dpo, kto, orpo, reward (rm) or grpo.
 use_galore use_unsloth unsloth loraplus_lr_ratio use_badam badam_mode relora_steps mixture_of_depths
-  shift_attn embedding_lr curriculum_sampling | Leave it out: all weights are trained, or LoRA's
-  with lora_r; for others use your own script (docs/TRAINING.md).
+  shift_attn embedding_lr curriculum_sampling lora_plus_lr_ratio | Leave it out: all weights are
+  trained, or LoRA's with lora_r; for others use your own script (docs/TRAINING.md).
 freeze_trainable_layers freeze_trainable_modules freeze_extra_modules unfrozen_parameters
   unfreeze_layers freeze_base freeze_base_model freeze_encoder freeze_embeds freeze_embeddings
   freeze freeze_vision_tower | Give what stays unchanged: freeze_layers, or names in freeze_modules.
@@ -313,21 +319,27 @@ rope_scaling_factor rope_scaling_type rope_type yarn | Give rope_scaling={"rope_
   "factor": 4}.
 quantization_bit | Give load_in_4bit=True with lora_r and
   lora_save=adapter.
-pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16=True computes in
-  bfloat16.
+pure_bf16 bfloat16 float16 fp8 | Leave it out: weights are kept in float32, and bf16=True computes
+  in bfloat16.
 wandb_project use_wandb use_mlflow use_tensorboard | Give report_to, such as mlflow, tensorboard or
   wandb.
-saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
+saves_per_epoch evals_per_epoch val_check_interval val_every_n_steps checkpoint_every_n_steps |
+  Give save_steps, or eval_steps: below 1 a share of all steps.
 eval_packing eval_sample_packing packing_strategy | Leave it out, or give packing.
 mask_history roles_to_train | Give train: False on the turns of messages
   that are not learned.
 pooling pooling_mode | Give the folder of a sentence-transformers model whose pooling is the one you
   want; an encoder is pooled by the mean.
-fsdp_transformer_layer_cls_to_wrap | Give fsdp=True: each layer of the model is sharded.
-context_parallel_size sequence_parallel_size cp_size sp_size | A text is not split between GPUs,
-  since accelerate's attention for that takes one text in each row, and rows are packed: give a
-  lower max_length or gradient_checkpointing=True, or your own script with ParallelismConfig.
-activation_offloading | Give gradient_checkpointing=True.
+fsdp_transformer_layer_cls_to_wrap shard_degree sharding_strategy tensor_model_parallel_degree
+  expert_model_parallel_degree use_smp_model | Give fsdp=True: each layer of the model is sharded.
+rank peft_scheme | Give lora_r and lora_alpha, the rank and alpha of LoRA's adapters.
+min_lr decay_steps | Give lr_scheduler_type=cosine_with_min_lr and lr_scheduler_kwargs={"min_lr":
+  1e-6}.
+context_parallel_size sequence_parallel_size cp_size sp_size context_parallel_degree | A text is
+  not split between GPUs, since accelerate's attention for that takes one text in each row, and
+  rows are packed: give a lower max_length or gradient_checkpointing=True, or your own script with
+  ParallelismConfig.
+activation_offloading activation_loading_horizon | Give gradient_checkpointing=True.
 streaming dataset_streaming | Leave it out: tokens are made before the first step, once for a host,
   and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset
   (load_dataset(streaming=True)).
