@@ -87,6 +87,8 @@ class ServerSettings:
     generation: str = ""
     """What generates text: vllm or transformers; '': vLLM if it can."""
     is_multi_model: bool
+    is_transform: bool
+    """Whether the server runs for a batch transform job, which fails by a single 400."""
     shows_page: bool
     """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
 
@@ -152,6 +154,8 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         adapters=_read_adapters(env, model_dir / ADAPTERS, is_multi_model),
         generation=generation,
         is_multi_model=is_multi_model,
+        # Set by the service.
+        is_transform=env.flag("SAGEMAKER_BATCH"),
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
     )
     env.check()

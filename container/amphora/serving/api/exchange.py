@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +52,8 @@ class Exchange:
     none was."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
+    raises_faults: bool = True
+    """Whether a body is refused if all of its records are."""
     nests_labels: bool = False
     """Whether the labels of one text are a list in a list, as Hugging Face's clients expect, which
     take the first entry; their pipeline's is a list."""
@@ -149,7 +152,7 @@ class Exchange:
                     is_answered = True
                 entries.append(entry)
             answers.append(entries[0] if count is None else entries)
-        if not is_answered:
+        if not is_answered and self.raises_faults:
             raise faults[0]
         self._note(**notes)
         return answers
@@ -185,21 +188,27 @@ def _entries_of(request: AnyRequest, prediction: Any) -> Iterator[tuple[Any, str
 
 
 def _advised(error: Exception) -> Fault:
-    """Return what is wrong with a record, with what a batch transform does for an identifier."""
+    """Return what is wrong with a record, with what a batch transform does for an unknown key."""
     fault = error if isinstance(error, Fault) else bad_request(str(error))
     message = str(fault)
-    if (fault.param or "").lower().endswith("id"):
+    if fault.param and re.search(rf"{re.escape(repr(fault.param))}.* (is|are) not ", message):
         message += (
-            f" Keep {fault.param!r} from the model by SageMaker's InputFilter, and join it to the"
-            " answer by JoinSource."
+            f" If {fault.param!r} is your own, keep it from the model by SageMaker's InputFilter,"
+            " and join it to the answer by JoinSource."
         )
     advised = Fault(fault.status, fault.code, message, fault.param)
     advised.__cause__ = error.__cause__
     return advised
 
 
-def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exchange:
+def read(
+    route: str, body: bytes, content_type: str, model: ModelTraits, *, is_transform: bool = False
+) -> Exchange:
     """Read a body in Hugging Face's form, OpenAI's, TEI's or TGI's.
+
+    Args:
+        is_transform: Whether a batch transform job sends it: then records that are refused are
+            answered, also if there are no others, since a 400 would cost the whole file.
 
     Raises Fault: 415 for an unknown content type, 400 for a wrong body.
     """
@@ -217,11 +226,17 @@ def read(route: str, body: bytes, content_type: str, model: ModelTraits) -> Exch
             "image, audio or video if the model's task reads them."
         )
     media.check_utf8(content_type)
-    if kind == media.JSON_LINES:
-        lines = huggingface.read_lines(body, lambda line: _read_any(line, model))
-        return _gather(lines, model)
-    if kind == media.CSV:
-        return _read_csv(body, content_type, model)
+    if kind in (media.JSON_LINES, media.CSV):
+        if not body.strip() and not is_transform:
+            raise bad_request(f"The request holds no inputs. {model.example}")
+        if kind == media.JSON_LINES:
+            lines = huggingface.read_lines(body, lambda line: _read_any(line, model))
+            records = _gather(lines)
+        else:
+            records = _read_csv(body, content_type, model)
+        if not records.requests and not is_transform:
+            raise next(line for line in records.records or () if isinstance(line, Fault))
+        return replace(records, raises_faults=not is_transform)
     if kind == media.TEXT:
         return Exchange(requests=[huggingface.read_text(body, model)])
     return Exchange(requests=[_read_any(body, model)])
@@ -286,12 +301,11 @@ def _read_csv(body: bytes, content_type: str, model: ModelTraits) -> Exchange:
         [
             row if isinstance(row, Fault) else huggingface.read_document({"inputs": row}, model)
             for row in rows
-        ],
-        model,
+        ]
     )
 
 
-def _gather(lines: Sequence[AnyRequest | Fault], model: ModelTraits) -> Exchange:
+def _gather(lines: Sequence[AnyRequest | Fault]) -> Exchange:
     """Return the exchange of records: those of equal parameters are one request."""
     requests: list[AnyRequest] = []
     records: list[tuple[int, int | None] | Fault] = []
@@ -311,9 +325,4 @@ def _gather(lines: Sequence[AnyRequest | Fault], model: ModelTraits) -> Exchange
         index = alike[key]
         requests[index].inputs.extend(line.inputs)  # type: ignore[union-attr]
         records.append((index, None if line.single else len(line.inputs)))
-    if not requests:
-        raise next(
-            (r for r in records if isinstance(r, Fault)),
-            bad_request(f"The request holds no inputs. {model.example}"),
-        )
     return Exchange(requests=requests, records=records)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import re
 import sys
@@ -36,8 +35,8 @@ _OPTIONS = {"use_cache", "use_gpu", "wait_for_model"}
 _OTHER_DELIMITERS = (";", "\t", "|")
 _SURE_HEADERS = ("inputs", "text")
 """A CSV of one column has a header if its first row is one of these names."""
-_MOST_REFUSED = 100
-"""Rows that are not CSV, after which the body is none: each is searched for its end."""
+_MOST_SEARCHES = 100
+"""How often a body may be searched for the ends of rows that are not CSV."""
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as `surrogateescape` decodes them."""
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
@@ -186,8 +185,6 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
         message = f"Content-Type is {content_type!r}: header is present, absent or left out."
         raise media.unsupported_type(message)
     rows = _csv_rows(body)
-    if not rows:
-        return []
     first_row = [] if isinstance(rows[0], Fault) else rows[0]
     header = [_plain_name(cell) for cell in first_row]
     form = {} if has_header == "absent" else _columns_of(header, model)
@@ -229,15 +226,15 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
 
 
 def _csv_rows(body: bytes) -> list[list[str] | Fault]:
-    """Return the rows of a CSV body, without blank ones at its end, or what is wrong with a row.
-    Raise Fault (400) if other marks than commas separate its fields."""
+    """Return the rows of a CSV body, or what is wrong with a row. Raise Fault (400) if other marks
+    than commas separate its fields."""
     text = body.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    lines = list(io.StringIO(text.rstrip("\r\n"), newline=""))
+    lines = list(io.StringIO(text or "\n", newline=""))
     rows = _rows_by(",", lines)
     is_one = bool(rows) and not isinstance(rows[0], Fault) and len(rows[0]) == 1
     for mark in _OTHER_DELIMITERS if len(rows) > 1 and is_one else ():
         others = _rows_by(mark, lines) if mark in text else []
-        lengths = {0 if isinstance(row, Fault) else len(row) for row in others}
+        lengths = {0 if isinstance(row, Fault) else len(row) for row in others if row}
         if len(lengths) == 1 and not lengths & {0, 1}:
             raise bad_request(
                 f"Each row has {lengths.pop()} fields between {mark!r}. Separate fields by "
@@ -251,10 +248,11 @@ def _rows_by(mark: str, lines: Sequence[str]) -> list[list[str] | Fault]:
     begins; the next line begins another row."""
     csv.field_size_limit(sys.maxsize)
     rows: list[list[str] | Fault] = []
-    start = refused = 0
+    start = searched = 0
     is_utf8 = not any(map(_NO_UTF8.search, lines))
     while start < len(lines):
-        reader = csv.reader(itertools.islice(lines, start, None), delimiter=mark, strict=True)
+        rest = map(lines.__getitem__, range(start, len(lines)))
+        reader = csv.reader(rest, delimiter=mark, strict=True)
         read = 0
         try:
             for row in reader:
@@ -265,8 +263,8 @@ def _rows_by(mark: str, lines: Sequence[str]) -> list[list[str] | Fault]:
                     rows.append(row)
             break
         except csv.Error as error:
-            refused += 1
-            if refused > _MOST_REFUSED:
+            searched += reader.line_num - read - 1
+            if searched > _MOST_SEARCHES * len(lines):
                 raise bad_request(f"The body is not valid CSV: {error}.") from error
             rows.append(bad_request(f"CSV row {len(rows) + 1} is not valid: {error}."))
             start += read + 1
@@ -293,7 +291,7 @@ def _plain_name(name: str) -> str:
 def read_lines(body: bytes, read: Callable[[bytes], AnyRequest]) -> list[AnyRequest | Fault]:
     """Return the request of each line of JSON Lines, or what is wrong with it."""
     requests: list[AnyRequest | Fault] = []
-    for number, line in enumerate(body.rstrip().splitlines(), 1):
+    for number, line in enumerate(body.splitlines() or [b""], 1):
         try:
             if not line.strip():
                 raise bad_request("it is blank.")

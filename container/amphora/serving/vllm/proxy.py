@@ -66,7 +66,10 @@ class VllmServer(VllmProcess):
 
         async def answer() -> None:
             try:
-                read = exchange.read(call.path, call.body, call.content_type, translation.TRAITS)
+                read = exchange.read(
+                    call.path, call.body, call.content_type, translation.TRAITS,
+                    is_transform=self.settings.is_transform,
+                )  # fmt: skip
                 if read.records is None:
                     await self._pass_on(call, read)
                 else:

@@ -115,8 +115,10 @@ class ModelRunner:
                 f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters"
                 " by name. Leave the header out.",
             )
-        path, kind = item.context.path, item.content_type
-        item.exchange = exchange.read(path, item.body, kind, self.traits)
+        item.exchange = exchange.read(
+            item.context.path, item.body, item.content_type, self.traits,
+            is_transform=self.settings.is_transform,
+        )  # fmt: skip
         if routes.PREDICT in self.traits.routes:
             agent = item.context.headers.get("User-Agent", "")
             item.exchange.nests_labels = any(map(agent.__contains__, _HUB_CLIENTS))
@@ -140,7 +142,8 @@ class ModelRunner:
                     # Only the first may be raised. The frames of others would take memory.
                     item.faults[index].__cause__ = fault.__cause__
         if not item.data:
-            item.exchange.write([*item.faults.values()], item.accept)  # raises the first
+            # Raises the first, but in a batch transform.
+            item.exchange.write([*item.faults.values()], item.accept)
         self._measure(item, item.data)
 
     def _measure(self, item: Item, parts: Sequence[Any]) -> None:
@@ -163,13 +166,13 @@ class ModelRunner:
         try:
             groups = [item.data if item.exchange is not None else [item.data] for item in items]
             inputs = [data for group in groups for data in group]
-            flat = list(_call(handler, items[0], inputs, self.model))
+            flat = list(_call(handler, items[0], inputs, self.model)) if inputs else []
             if len(flat) != len(inputs):
                 counts = f"{len(inputs)} inputs, but {len(flat)} predictions"
                 raise _fault_of(handler, ValueError(counts))
             rest = iter(flat)
             grouped = [[next(rest) for _ in group] for group in groups]
-            predictions = [_joined(some) if len(some) > 1 else some[0] for some in grouped]
+            predictions = [some[0] if len(some) == 1 else _joined(some) for some in grouped]
         except Exception as error:
             _free_device(error)
             if len(items) == 1:
@@ -190,7 +193,7 @@ class ModelRunner:
     ) -> tuple[Any, str]:
         """Return the body and type of an answer, by `output_fn` or in the form of its API."""
         if item.exchange is not None:
-            parts = prediction if len(item.data) > 1 else [prediction]
+            parts = [prediction] if len(item.data) == 1 else prediction
             return self._write(item, parts, pause)
         handler = self.handlers["output_fn"]
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)

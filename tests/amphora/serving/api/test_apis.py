@@ -182,7 +182,7 @@ def test_lines_of_different_parameters_are_answered_by_their_own(labels: Handler
     assert len(answer) == 2 and alone == answer[0]
     assert "not a text" in fault["error"]["message"]
     assert "'id' is not one of" in other["error"]["message"]
-    assert "InputFilter" in other["error"]["message"]
+    assert "If 'id' is your own, keep it" in other["error"]["message"]
     assert labels.headers["X-Amphora-Failed"] == "1,3"
 
 

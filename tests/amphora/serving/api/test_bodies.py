@@ -126,8 +126,9 @@ def answered(body: bytes, content_type: str, *columns: str) -> tuple[list[Any], 
             b'{"inputs": ["a", "b"]}\n"c"\n{"inputs": []}\n{"inputs": ["d", 7]}\n{"inputs": ["e"]}',
             [["a", "b"], "c", "no inputs", ["d", "7, not a text"], ["e"]],
         ),
-        ("application/jsonlines", b'"a"\n\n"b"\n', ["a", "Line 2: it is blank", "b"]),
-        ("text/csv", b"a\n\nb\n", ["a", "row 2 is blank", "b"]),
+        ("application/jsonlines", b'"a"\n\n"b"\n \n', ["a", "Line 2: it is blank", "b", "Line 4"]),
+        ("text/csv", b"a\n\nb\n\n\n", ["a", "row 2 is blank", "b", "row 4", "row 5"]),
+        ("text/csv", b'"a" b\n' * 300 + b"c\n", [*["is not valid"] * 300, "c"]),
         ("text/csv", b'a\n"b\nc\n', ["a", "row 2 is not valid", "c"]),
         ("text/csv", b'"a\nb"\n"c" d\ne\n', ["a\nb", "row 2 is not valid", "e"]),
         ("text/csv", b"a\n\xffb\nc\n", ["a", "row 2 is not UTF-8", "c"]),
@@ -157,6 +158,29 @@ def test_a_body_without_an_answer_is_refused_by_its_first_record() -> None:
     """Also if a later one is refused earlier, since it cannot be read."""
     with pytest.raises(Fault, match="is 7, not a text"):
         answered(b"7\nno JSON\n", "application/jsonlines")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "words"),
+    [
+        ("application/jsonlines", b"", ["Line 1: it is blank"]),
+        ("application/jsonlines", b"{\n\n", ["Line 1: The body is not valid JSON", "Line 2"]),
+        ("text/csv", b"\n", ["row 1 is blank"]),
+        ("text/csv", b"a, b\n", ["row 1 has 2 fields"]),
+    ],
+)
+def test_a_batch_transform_gets_an_answer_to_each_record_also_if_none_is_valid(
+    content_type: str, body: bytes, words: list[str]
+) -> None:
+    """Which fails by a single 400. A client gets that."""
+    traits = ModelTraits()
+    with pytest.raises(Fault):
+        exchange.read("/invocations", body, content_type, traits)
+    records = exchange.read("/invocations", body, content_type, traits, is_transform=True)
+    lines, _ = records.write([], "application/jsonlines")
+    assert isinstance(lines, bytes)
+    for line, word in zip(lines.splitlines(), words, strict=True):
+        assert word in json.loads(line)["error"]["message"]
 
 
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
