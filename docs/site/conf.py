@@ -44,7 +44,7 @@ html_logo = html_favicon = "static/logo.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = ["search.js"]
-smartquotes_action = "D"  # dashes alone: typographic quotes in JSON would be unusable
+smartquotes = False  # quotes in JSON and dashes of options would be unusable
 html_copy_source = False
 html_use_index = False
 html_show_copyright = False

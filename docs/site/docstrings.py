@@ -89,7 +89,8 @@ class Docstrings(SphinxDirective):
     def _lines(self, text: str) -> list[str]:
         pieces = _CODE.split(text)
         pieces[::2] = [_MARKS.sub(lambda mark: f"\\{mark[0]}", piece) for piece in pieces[::2]]
-        return GoogleDocstring(inspect.cleandoc("".join(pieces)), self.config).lines()
+        lines = GoogleDocstring(inspect.cleandoc("".join(pieces)), self.config).lines()
+        return [line.replace("** -- ", "**: ") for line in lines]
 
 
 def _public(tree: ast.Module | ast.ClassDef) -> Iterator[_Documented]:

@@ -140,6 +140,7 @@ def test_pages_mentions_and_docstrings_are_there(site: Path) -> None:
     errors = re.sub(r"<[^>]*>", "", (site / "site" / "errors.html").read_text())
     assert "has … different values in … rows: too many for classes." in errors
     assert "Name the column of the classes in the hyperparameter label_column." in errors
+    assert "Write --key value." in errors  # no dash in place of the option's
     assert 'id="recipe-tasks-base"' in (site / "site" / "recipe.html").read_text()
 
 
