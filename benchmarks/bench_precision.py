@@ -31,8 +31,8 @@ from tests.support import jobs
 from tests.support.tasks import CASES, write
 
 TASKS = {
-    "text-classification": "accuracy", "pairs": "accuracy", "numbers": "pearson",
-    "token-classification": "f1", "question-answering": "f1", "reranking": "ndcg_at_10",
+    "text-classification": "accuracy", "token-classification": "f1",
+    "question-answering": "f1", "reranking": "ndcg_at_10",
     "masked-lm": "accuracy", "causal-lm": "accuracy", "causal-lm, LoRA": "accuracy",
     "MiniLM": "accuracy",
 }  # fmt: skip

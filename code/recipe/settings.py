@@ -205,6 +205,9 @@ class ModelSettings(JobSettings):
     bf16_weights: bool = option(
         False, "Train with bfloat16 copies of the float32 weights, without autocast."
     )
+    cuda_graphs: bool = option(
+        False, "Compute forward and backward passes by CUDA graphs; not measured on a GPU."
+    )
     lora_r: int | None = option(
         None,
         "Rank of LoRA adapters. If set, adapters are trained instead of all weights.",

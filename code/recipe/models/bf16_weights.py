@@ -56,10 +56,11 @@ class Bf16Weights:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._step: int | None
         self._hiding: list[tuple[dict[str, Any], str, Any]] = []
         self._pairs: list[tuple[Tensor, Tensor]] = []
         """Trained weights, and their copies."""
-        self._is_used, self._step = False, -1
+        self._is_used, self._step = False, None
 
         def forward(inner: nn.Module, usual: Any, *args: Any, **inputs: Any) -> Any:
             kind = next(inner.parameters()).device.type
@@ -70,16 +71,16 @@ class Bf16Weights:
         lora.patch_forward(model, forward)
 
     @contextlib.contextmanager
-    def used(self, step: int) -> Iterator[None]:
+    def used(self, step: int | None) -> Iterator[None]:
         """Compute a batch with the copies, and add its gradients to those of the weights.
 
         Args:
-            step: Optimizer steps until now; copies are made anew if it has changed.
+            step: Optimizer steps until now; copies are made anew if it has changed, or is None.
         """
         with torch.no_grad():
             if not self._hiding:
                 self._hide()
-            elif step != self._step and self._pairs:
+            elif (step is None or step != self._step) and self._pairs:
                 weights, copies = zip(*self._pairs, strict=True)
                 torch._foreach_copy_(copies, weights)
         self._step, self._is_used = step, True

@@ -23,7 +23,7 @@ from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention
 from recipe.plan.table import Table
-from recipe.runtime import xla
+from recipe.runtime import step_graphs, xla
 from recipe.runtime.device import gather_objects
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective
@@ -50,6 +50,8 @@ class TrainableModel:
     """Most tokens of a sample; 0 if samples are not cut."""
     bf16_weights: bool = False
     """Whether training computes with bfloat16 copies of the weights."""
+    cuda_graphs: bool = False
+    """The hyperparameter."""
 
     @property
     def pad_id(self) -> Any:
@@ -174,6 +176,8 @@ class BatchPlan:
     cut: Cut
     train_layout: Layout
     eval_layout: Layout
+    has_graphs: bool = False
+    """Whether forward and backward passes are recorded as graphs."""
 
 
 def decide(
@@ -223,12 +227,25 @@ def decide(
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
         rows = args.bf16 and not train_layout.balanced
         cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
+    has_graphs = loaded.cuda_graphs and args.do_train
+    if has_graphs:
+        is_flat = train_layout.balanced and flat_attention.is_used(model.config)
+        why_not = step_graphs.why_not(model, args, is_flat)
+        has_graphs = why_not is None
+        detail = "forward and backward by a CUDA graph of each shape" if has_graphs else "none"
+        table.add("graphs", detail, why_not or "cuda_graphs=True is set")
     steps = training.steps()
     total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
     split = f"split by length into batches of {cut.size} instead of {whole}"
     detail = f"{steps} an epoch, {total} in all, {cut.samples} samples a step"
     training_table.add("steps", detail, split if cut.size != whole else "")
-    return BatchPlan(training=training, cut=cut, train_layout=train_layout, eval_layout=eval_layout)
+    return BatchPlan(
+        training=training,
+        cut=cut,
+        train_layout=train_layout,
+        eval_layout=eval_layout,
+        has_graphs=has_graphs,
+    )
 
 
 def layouts(

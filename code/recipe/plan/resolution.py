@@ -241,6 +241,7 @@ def load(plan: Plan, table: Table) -> TrainableModel:
         packing=packing,
         max_length=max_length,
         bf16_weights=copies,
+        cuda_graphs=given.cuda_graphs,
     )
 
 

@@ -33,6 +33,7 @@ from recipe.models.bf16_weights import Bf16Weights
 from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
+from recipe.runtime.step_graphs import CudaRecorder, Recorder, StepGraphs
 from recipe.tasks.base import LibraryTraining, Objective
 from recipe.training import job_identity
 from recipe.training.preparation import PreparedTraining
@@ -76,6 +77,7 @@ class Engine(Resumable):
         bf16_weights: Whether training computes with bfloat16 copies of the weights.
     """
 
+    make_recorder: Callable[[], Recorder] = CudaRecorder
     # compute_loss divides by the samples of the whole step.
     loss_is_scaled_for_ga = True
 
@@ -108,6 +110,8 @@ class Engine(Resumable):
         self._is_synchronous = args.device.type == "cpu"
         self._arranged: Any = None
         self._copies = Bf16Weights(model) if bf16_weights else None
+        self._has_graphs = decided.has_graphs
+        self._graphs: StepGraphs | None = None
         self._padding = getattr(getattr(model, "config", None), "pad_token_id", None)
         # A multiplication and an addition for each parameter, forward once and backward twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -187,8 +191,33 @@ class Engine(Resumable):
         if self.args.device.type == "cpu" and model is not self._arranged:
             ddp_hook.sum_touched_rows(model)
             self._arranged = model
+        if self._has_graphs:
+            self.raise_write_error()
+            return self._step_by_graph(model, *arguments)
         with self._copies.used(self.state.global_step) if self._copies else nullcontext():
             return super().training_step(model, *arguments, **options)
+
+    def _step_by_graph(self, model: Any, inputs: Batch, *_: Any) -> Tensor:
+        """Do what the Trainer's step does for one process and one device."""
+        model.train()
+        optimizer: Any = self.optimizer
+        optimizer.train()
+
+        def compute(batch: Mapping[str, Any]) -> list[Tensor]:
+            with self._copies.used(None) if self._copies else nullcontext():
+                with self.compute_loss_context_manager():
+                    _, losses, real = self._losses(model, dict(batch))
+                    loss = self._share(losses, real, batch)
+                torch.autograd.backward(loss)
+            return [loss.detach(), losses.detach().sum()]
+
+        if self._graphs is None:
+            trained = [weight for weight in model.parameters() if weight.requires_grad]
+            self._graphs = StepGraphs(trained, compute, self.make_recorder())
+        prepared = self._prepare_inputs(inputs)
+        loss, total = self._graphs.run(prepared)
+        self._watch(total, prepared["rows"])
+        return loss
 
     def compute_loss(
         self,
@@ -205,18 +234,27 @@ class Engine(Resumable):
         The batch's loss is also checked for NaN: at once on a CPU, else every `_WATCHED` batches.
         """
         outputs, losses, real = self._losses(model, inputs)
-        # Before adding this step's loss, which a lazy device has not computed yet.
-        if len(self._watched) >= _WATCHED:
-            self._check_losses()
-        self._watched.append((self.state.global_step + 1, losses.detach().sum(), inputs["rows"]))
-        if self._is_synchronous:
-            self._check_losses()
-        if self._class_weights is not None:
-            losses = losses * self._class_weights[inputs["labels"]]
-        loss = (losses * real).sum() * (self._training.world.processes / inputs["total"][0])
+        self._watch(losses.detach().sum(), inputs["rows"])
+        loss = self._share(losses, real, inputs)
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):  # transformers 4: it always divides
             loss = loss * self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
+
+    def _share(self, losses: Tensor, real: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the share of a batch, whose samples have these losses."""
+        if self._class_weights is not None:
+            losses = losses * self._class_weights[inputs["labels"]]
+        share: Tensor = self._training.world.processes / inputs["total"][0]
+        return (losses * real).sum() * share
+
+    def _watch(self, total: Tensor, rows: Tensor) -> None:
+        """Check, now or later, that the sum of a batch's losses is finite."""
+        # Before adding this step's loss, which a lazy device has not computed yet.
+        if len(self._watched) >= _WATCHED:
+            self._check_losses()
+        self._watched.append((self.state.global_step + 1, total, rows))
+        if self._is_synchronous:
+            self._check_losses()
 
     def _check_losses(self) -> None:
         """Check that the losses since the last check are finite."""

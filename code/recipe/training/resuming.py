@@ -233,9 +233,13 @@ class Resumable(Trainer):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """Compute loss and gradients; raise the error of a checkpoint that could not be written."""
+        self.raise_write_error()
+        return super().training_step(*arguments, **options)
+
+    def raise_write_error(self) -> None:
+        """Raise the error of the last checkpoint if it could not be written."""
         if self._written.done():
             self._written.result()
-        return super().training_step(*arguments, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Take a snapshot, and write it while training continues.

@@ -1,0 +1,113 @@
+"""Forward and backward passes by graphs, on a CPU by a recorder that replays operations."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from recipe.models import flat_attention
+from recipe.runtime import step_graphs
+from recipe.training import engine
+from tests.recipe.training.test_resume import stop
+from tests.support.jobs import Job, write
+from tests.support.words import reviews
+
+ARGV = ("--epochs", "2", "--lr", "1e-3", "--batch_size", "4", "--gradient_accumulation_steps", "2",
+        "--save_strategy", "steps", "--save_steps", "3", "--weight_decay", "0.1")  # fmt: skip
+
+
+class Replays(TorchDispatchMode):
+    """Records PyTorch's operations, and repeats them with the tensors of the recording, as a graph
+    does: nothing of Python runs again."""
+
+    made: ClassVar[list["Replays"]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recordings: list[list[Any]] = []
+        self.replayed = 0
+        self.made.append(self)
+
+    def record(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        for _ in range(2):
+            work()
+        calls: list[Any] = []
+        self.recordings.append(calls)
+        with self:
+            work()
+
+        @torch.no_grad()
+        def replay() -> None:
+            self.replayed += 1
+            for func, args, kwargs, results in calls:
+                again = tree_leaves(func(*args, **kwargs))
+                for result, value in zip(tree_leaves(results), again, strict=True):
+                    if isinstance(result, torch.Tensor) and result.data_ptr() != value.data_ptr():
+                        result.copy_(value)
+
+        return replay
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self.recordings[-1].append((func, args, kwargs or {}, results))
+        return results
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as on a GPU, by the CPU's operator; graphs by a recorder that is tested in their place."""
+    why_not = step_graphs.why_not
+
+    def allow_cpu(model: Any, args: Any, is_flat: bool) -> str | None:
+        reason = why_not(model, args, is_flat)
+        assert reason == "graphs are for CUDA devices"
+        return None if is_flat else "its batches are not rows"
+
+    monkeypatch.setattr(flat_attention, "why_not", lambda *arguments: None)
+    monkeypatch.setattr(step_graphs, "why_not", allow_cpu)
+    monkeypatch.setattr(engine.Engine, "make_recorder", Replays)
+    Replays.made.clear()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "more", [("--bf16", "False"), ("--bf16", "True", "--bf16_weights", "True")]
+)
+def test_graphs_train_and_resume_to_the_same_weights(
+    more: tuple[str, ...], as_on_a_gpu: None, tmp_path: Path, tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """With dropout, accumulation, clipping, and evaluations between the steps."""
+    rows = [{"text": text, "label": label} for text, label in reviews(54)]
+    channels = {"train": write(tmp_path / "in", rows)}
+    argv = (
+        "--model_id",
+        str(tiny_model),
+        *ARGV,
+        *more,
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "2",
+    )
+    graphs = ("--cuda_graphs", "True")
+    usual, whole, stopped = (
+        Job(tmp_path / name, channels, (*argv, *extra))
+        for name, extra in {"usual": (), "whole": graphs, "stopped": graphs}.items()
+    )
+    usual.run_here()
+    assert not Replays.made
+    whole.run_here()
+    (recorder,) = Replays.made
+    assert "a CUDA graph of each shape" in capsys.readouterr().out
+    assert 1 <= len(recorder.recordings) <= 3
+    assert recorder.replayed >= 20
+    assert whole.files == usual.files
+    stop(stopped, step=5)
+    stopped.run_here()
+    assert "resuming from" in capsys.readouterr().out
+    assert stopped.files == whole.files
