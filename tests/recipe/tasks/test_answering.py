@@ -14,7 +14,7 @@ from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import packed_decoders
 from recipe.tasks.causal_lm import answer_scores, exchanges
-from recipe.tasks.causal_lm.exchanges import Exchange
+from recipe.tasks.causal_lm.exchanges import PromptAnswer
 from recipe.tasks.causal_lm.task import CausalLm
 from tests.support import causal_kit
 from tests.support.jobs import Job, write
@@ -44,9 +44,9 @@ def turn(name: str = "paint", arguments: Any = None) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def exchange_of(*turns: dict[str, Any], tools: Any = ()) -> Exchange:
+def exchange_of(*turns: dict[str, Any], tools: Any = ()) -> PromptAnswer:
     last = turns[-1]
-    return Exchange(row=0, prompt=[*turns[:-1]], answer=last["content"], turn=last, tools=tools)
+    return PromptAnswer(row=0, prompt=[*turns[:-1]], answer=last["content"], turn=last, tools=tools)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,9 @@ def test_scores_of_answers() -> None:
         ("it is #### 4", "4"),
         ("red cat", "red dog"),
     ]
-    some = [Exchange(row=row, prompt="-", answer=answer) for row, (_, answer) in enumerate(pairs)]
+    some = [
+        PromptAnswer(row=row, prompt="-", answer=answer) for row, (_, answer) in enumerate(pairs)
+    ]
     names = {name: answer_scores.BY_ANSWER.get(name) for name in answer_scores.NAMES}
     names["own"] = lambda prompts, **_: [None, 0.5, None, 1.0]
     scores = answer_scores.score(names, some, [text for text, _ in pairs], lambda one: one.answer)
@@ -120,7 +122,7 @@ def test_a_model_in_training_answers_as_its_server(kind: str, tmp_path: Path) ->
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     packed_decoders.patch_forward_for_documents(model)
     settings, prompts = model.generation_config, ["a", "the red cat", "b" * 40, "c" * 128]
-    some = [Exchange(row=row + 3, prompt=text, answer="") for row, text in enumerate(prompts)]
+    some = [PromptAnswer(row=row + 3, prompt=text, answer="") for row, text in enumerate(prompts)]
     answers = exchanges.answer(model, tokenizer, some, 12)
     assert model.training and model.generation_config is settings
     parameters = {"max_new_tokens": 12, "return_full_text": False, "do_sample": False}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recipe.tasks import text_scores
-from recipe.tasks.causal_lm.exchanges import Exchange
+from recipe.tasks.causal_lm.exchanges import PromptAnswer
 from recipe.tasks.post_training import rewards
 
 TOOL_CALLS = "tool_calls"
@@ -65,7 +65,7 @@ def _calls(text: str) -> Iterator[Any]:
         start = text.find("{", end)
 
 
-def right_calls(text: str, exchange: Exchange, written: str) -> float:
+def right_calls(text: str, exchange: PromptAnswer, written: str) -> float:
     """Return 1 if an answer calls the tools that the data calls, with equal arguments, or calls
     none as the data does; else 0.
 
@@ -81,9 +81,9 @@ def right_calls(text: str, exchange: Exchange, written: str) -> float:
 
 def score(
     names: Mapping[str, Score | None],
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[PromptAnswer],
     texts: Sequence[str],
-    written: Callable[[Exchange], str],
+    written: Callable[[PromptAnswer], str],
 ) -> dict[str, float]:
     """Return the scores of answers: in per cent, those of functions of rewards.py as these return
     them.

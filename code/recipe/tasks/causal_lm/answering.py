@@ -21,7 +21,7 @@ from recipe.runtime.device import gather_objects
 from recipe.settings import ModelSettings, split_values
 from recipe.tasks.base import whole_model
 from recipe.tasks.causal_lm import answer_scores
-from recipe.tasks.causal_lm.exchanges import Exchange, answer, read_exchanges, written_turn
+from recipe.tasks.causal_lm.exchanges import PromptAnswer, answer, read_exchanges, written_turn
 from recipe.tasks.post_training import rewards
 
 _USUAL_TOKENS, _SHOWN, _TRIED = 256, 8, 2
@@ -31,7 +31,7 @@ _USUAL_TOKENS, _SHOWN, _TRIED = 256, 8, 2
 class GeneratedAnswers(PredictedAnswers):
     """Answers to prompts of a split."""
 
-    exchanges: Sequence[Exchange]
+    exchanges: Sequence[PromptAnswer]
     texts: Sequence[str]
     before: Mapping[int, str] = field(default_factory=dict)
     """Answers of the model before training, by rows."""
@@ -65,7 +65,7 @@ class GeneratedAnswers(PredictedAnswers):
         ]
 
 
-def _some(exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _some(exchanges: Sequence[PromptAnswer]) -> list[PromptAnswer]:
     """Return those that a report shows."""
     positions = np.linspace(0, len(exchanges) - 1, min(_SHOWN, len(exchanges))).astype(int)
     return [exchanges[position] for position in positions.tolist()]
@@ -138,7 +138,7 @@ class Answering:
                     return self._data.where(use, exchange.row)
         return repr(prompt)[:80]
 
-    def _chosen(self, split: Dataset) -> list[Exchange]:
+    def _chosen(self, split: Dataset) -> list[PromptAnswer]:
         """Return the prompts that are answered, the same in each evaluation."""
         count = len(split)
         if not self._settings.predicts:
@@ -146,7 +146,7 @@ class Answering:
         rows = np.unique(np.linspace(0, len(split) - 1, count).astype(int))
         return read_exchanges(split, rows.tolist())
 
-    def _answers(self, trainer: Any, exchanges: Sequence[Exchange]) -> Mapping[int, str] | None:
+    def _answers(self, trainer: Any, exchanges: Sequence[PromptAnswer]) -> Mapping[int, str] | None:
         """Return the answers of all processes together; None if no process has the whole model."""
         if (whole := whole_model(trainer)) is None:
             if not self._has_logged:
@@ -186,7 +186,7 @@ class Answering:
         )  # fmt: skip
         tokenizer = trainer.processing_class
 
-        def written(exchange: Exchange) -> str:
+        def written(exchange: PromptAnswer) -> str:
             key = name, exchange.row
             if key not in self._written:
                 self._written[key] = written_turn(exchange, tokenizer) if exchange.turn else ""

@@ -26,7 +26,7 @@ _AFTER_THOUGHTS = "</think>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class PromptAnswer:
     """A prompt of the data and its answer."""
 
     row: int
@@ -47,13 +47,13 @@ class Exchange:
         return "\n".join(f"{one['role']}: {one['content']}" for one in self.prompt)
 
 
-def read_exchanges(split: Dataset, rows: Sequence[int]) -> list[Exchange]:
+def read_exchanges(split: Dataset, rows: Sequence[int]) -> list[PromptAnswer]:
     """Return the prompts and answers of rows of `language_modeling.Texts`. Conversations in which
     the assistant answers nothing are left out."""
     exchanges = []
     for row, cells in zip(rows, split.select(rows), strict=True):
         if MESSAGES not in cells:
-            made = Exchange(row=row, prompt=cells[PROMPT], answer=cells[COMPLETION].strip())
+            made = PromptAnswer(row=row, prompt=cells[PROMPT], answer=cells[COMPLETION].strip())
             exchanges.append(made)
             continue
         talk = json.loads(cells[MESSAGES])
@@ -65,14 +65,14 @@ def read_exchanges(split: Dataset, rows: Sequence[int]) -> list[Exchange]:
             turn = messages[last]
             answer = turn["content"].rpartition(_AFTER_THOUGHTS)[2].strip()
             exchanges.append(
-                Exchange(
+                PromptAnswer(
                     row=row, prompt=messages[:last], answer=answer, turn=turn, tools=talk["tools"]
                 )
             )
     return exchanges
 
 
-def written_turn(exchange: Exchange, tokenizer: Any) -> str:
+def written_turn(exchange: PromptAnswer, tokenizer: Any) -> str:
     """Return the turn of the assistant as the chat template writes it, without special tokens."""
     template = Template(tokenizer, exchange.tools)
     messages, text = template.readable([*exchange.prompt, exchange.turn])
@@ -100,7 +100,7 @@ def served(model: Any, tokenizer: Any) -> Iterator[Generator]:
 
 
 def answer(
-    model: Any, tokenizer: Any, exchanges: Sequence[Exchange], most: int
+    model: Any, tokenizer: Any, exchanges: Sequence[PromptAnswer], most: int
 ) -> Mapping[int, str]:
     """Return the answers of a model, chosen greedily, by the rows of their prompts; prompts that
     leave no room have none.
@@ -125,7 +125,7 @@ def answer(
     return dict(zip(prepared, cut, strict=True))
 
 
-def _input_of(exchange: Exchange, tokenizer: Any) -> Any:
+def _input_of(exchange: PromptAnswer, tokenizer: Any) -> Any:
     """Return what a request would have. The server's own code renders no tools: token ids."""
     if not exchange.tools or isinstance(exchange.prompt, str):
         return exchange.prompt
