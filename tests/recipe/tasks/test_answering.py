@@ -123,7 +123,7 @@ def test_a_model_in_training_answers_as_its_server(kind: str, tmp_path: Path) ->
     packed_decoders.patch_forward_for_documents(model)
     settings, prompts = model.generation_config, ["a", "the red cat", "b" * 40, "c" * 128]
     some = [PromptAnswer(row=row + 3, prompt=text, answer="") for row, text in enumerate(prompts)]
-    answers = exchanges.answer(model, tokenizer, some, 12)
+    answers = exchanges.answer_prompts(model, tokenizer, some, 12)
     assert model.training and model.generation_config is settings
     parameters = {"max_new_tokens": 12, "return_full_text": False, "do_sample": False}
     answered = Handlers(folder).ask({"inputs": prompts[:3], "parameters": parameters})
@@ -131,7 +131,7 @@ def test_a_model_in_training_answers_as_its_server(kind: str, tmp_path: Path) ->
         row + 3: entry["generated_text"].strip() for row, (entry,) in enumerate(answered)
     }
     chat = exchange_of({"role": "user", "content": "hi"}, {"role": "assistant", "content": "-"})
-    lines = exchanges.answer(model, tokenizer, [chat], 12)
+    lines = exchanges.answer_prompts(model, tokenizer, [chat], 12)
     body = {"messages": [*chat.prompt], "max_tokens": 12, "temperature": 0}
     tokenizer.save_pretrained(folder)
     (text,) = Handlers(folder).ask(body)["choices"]
@@ -184,7 +184,7 @@ def test_a_job_answers_prompts_at_each_evaluation(
     result = job.run_here(has_report=True)
     lines = capsys.readouterr().out
     evaluations = re.findall(r"^metric step=\d+ \{'eval_loss.*", lines, re.MULTILINE)
-    assert len(evaluations) == 4, "of three epochs, and of the best weights"
+    assert len(evaluations) == 5, "before training, of three epochs, and of the best weights"
     read = [
         {one["Name"]: float(match[1]) for one in metrics.metric_definitions("causal-lm", "polite")
          if (match := re.search(one["Regex"], line))}

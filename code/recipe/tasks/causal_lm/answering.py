@@ -21,7 +21,12 @@ from recipe.runtime.device import gather_objects
 from recipe.settings import ModelSettings, split_values
 from recipe.tasks.base import whole_model
 from recipe.tasks.causal_lm import answer_scores
-from recipe.tasks.causal_lm.exchanges import PromptAnswer, answer, read_exchanges, written_turn
+from recipe.tasks.causal_lm.exchanges import (
+    PromptAnswer,
+    answer_prompts,
+    read_exchanges,
+    written_turn,
+)
 from recipe.tasks.post_training import rewards
 
 _USUAL_TOKENS, _SHOWN, _TRIED = 256, 8, 2
@@ -156,7 +161,7 @@ class Answering:
         args, most = trainer.args, self._settings.max_completion_length or _USUAL_TOKENS
         mine = exchanges[args.process_index :: args.world_size]
         with trainer.compute_loss_context_manager():
-            answers = answer(*whole, mine, most)
+            answers = answer_prompts(*whole, mine, most)
         return {row: text for part in gather_objects([*answers.items()]) for row, text in part}
 
     def answer_before(self, trainer: Any) -> None:

@@ -99,7 +99,7 @@ def served(model: Any, tokenizer: Any) -> Iterator[Generator]:
         inner.train(was_training)
 
 
-def answer(
+def answer_prompts(
     model: Any, tokenizer: Any, exchanges: Sequence[PromptAnswer], most: int
 ) -> Mapping[int, str]:
     """Return the answers of a model, chosen greedily, by the rows of their prompts; prompts that
