@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipe.console import log
@@ -26,7 +27,8 @@ with (
     from recipe.backend.requests.payloads import PreparedRequest, Request
     from recipe.backend.requests.probes import TEXTS
     from recipe.backend.served_task import ServedTask
-    from recipe.inference import registry
+    from recipe.backend.shared_encoder import takes_adapters
+    from recipe.inference import named_adapters, registry
     from recipe.models.sources.origin import Origin
 
 
@@ -63,7 +65,8 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """Describe the model, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
     name = os.environ.get("AMPHORA_MODEL_NAME") or os.environ.get("HF_MODEL_ID") or "model"
-    return {"model": name, "task": task, **model.describe()}
+    adapts = model.may_adapt and takes_adapters(os.environ)
+    return {"model": name, "task": task, "adapters": adapts, **model.describe()}
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
@@ -79,7 +82,9 @@ def request_fn(request: Mapping[str, Any], model: ServedTask) -> PreparedRequest
     of its body cost too much together."""
     parsed = Request(**request)
     with bounds.shared(parsed.spent):
-        return model.prepare(parsed)
+        task = named_adapters.select(parsed, model)
+        prepared = task.prepare(parsed)
+        return prepared if task is model else replace(prepared, task=task)
 
 
 def tokens_fn(data: PreparedRequest, model: ServedTask) -> list[int]:
@@ -91,4 +96,16 @@ def predict_batch_fn(inputs: Sequence[PreparedRequest], model: ServedTask) -> li
     """Compute all requests together. Return a dict of plain values for each, which
     `amphora.serving.api.canonical` describes; an exception; an iterator over the pieces of a
     stream; or, for a prediction that takes many turns, a function that returns the dict."""
-    return model.predict(inputs)
+    return named_adapters.predict(inputs, model)
+
+
+def load_adapter_fn(name: str, folder: str, model_dir: str, model: ServedTask) -> dict[str, Any]:
+    """Load an adapter of the model, and describe it as `describe_fn` does."""
+    origin = Origin.find(model_dir, os.environ)
+    task = named_adapters.load(name, folder, model, origin, os.environ)
+    return {"model": name, **task.describe()}
+
+
+def unload_adapter_fn(name: str, model: ServedTask) -> None:
+    """Unload an adapter. Requests that it is answering are finished."""
+    model.adapters.tasks.pop(name, None)

@@ -44,7 +44,7 @@ def truth(stage: Stage) -> Values:
         for rows in examples(1 << power, longest, model.config):
             expected = states_of_padded(exact, rows, longest)
             with torch.inference_mode():
-                states = packed.states(model, rows)[0]
+                states = packed.states(model, rows)
             results = {
                 "padded": farthest(states_of_padded(model, rows, longest), expected),
                 "end to end": farthest(states, expected),

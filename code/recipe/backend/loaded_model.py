@@ -220,7 +220,7 @@ class LoadedModel:
             some = [rows[index] for index in indices]
             # Rows of equal length need no packing.
             is_even = isinstance(layout, PackedRows) and len({len(row.ids) for row in some}) == 1
-            values = (self.padded if is_even else layout).values(self.model, some, reading)
+            values = self.call(self.padded if is_even else layout, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
             coming.append((indices, values.copy()))
@@ -231,6 +231,10 @@ class LoadedModel:
         while coming:
             take_first()
         return results
+
+    def call(self, layout: CallLayout, rows: Sequence[TokenRow], reading: OutputKind) -> Values:
+        """Return the values of the rows of one call."""
+        return layout.values(self.model, rows, reading)
 
     def alone(self) -> LoadedModel:
         """Return the same model with one row in each call, the reference for all layouts."""

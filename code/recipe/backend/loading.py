@@ -36,6 +36,7 @@ from recipe.backend.proofs import reference as references
 from recipe.backend.proofs.reference import Reference
 from recipe.backend.rows import OutputKind, Pooling, Reading, TokenRow, tolerance_of
 from recipe.backend.saved import weights
+from recipe.backend.shared_encoder import HostedOrigin, takes_adapters
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
@@ -74,6 +75,8 @@ def load(
     if reading is None:
         is_labelled = architecture is AutoModelForSequenceClassification
         reading = Reading.LABELS if is_labelled else Reading.TOKENS
+    if isinstance(origin, HostedOrigin):
+        return _adapted(origin, architecture, environ, reading)
     kind, name, dtype = precision.chosen(environ)
     gives_way = precision.may_replace(kind, name, environ)
     published = origin.config() if gives_way and architecture is AutoModelForCausalLM else None
@@ -115,6 +118,19 @@ def load(
         loaded = laid_out(loaded, origin, kind, architecture, reading, environ, read_exactly)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     log(f"model: {type(loaded.model).__name__} on {kind} in {name} ({versions})")
+    return loaded
+
+
+def _adapted(
+    origin: HostedOrigin, architecture: Any, environ: Mapping[str, str], reading: Reading
+) -> LoadedModel:
+    """Return the served model with an adapter. Raise ModelError if it does not fit, or does not
+    give the answers of its proof."""
+    loaded = origin.shared.adapt(origin, architecture)
+    loaded = replace(loaded, answers_questions=architecture is AutoModelForQuestionAnswering)
+    proved = Reference.from_proof(references.find(origin, environ), reading)
+    if proved is not None and (why_not := proved.try_layout(loaded)):
+        raise references.refused(origin, proved, loaded, why_not, None)
     return loaded
 
 
@@ -224,7 +240,7 @@ def _layouts(
         flat_attention.use(model)
         # Not for models of unknown families, which may use the weights of a layer elsewhere.
         if blocked_weights.why_not(model, model.dtype, environ) is None:
-            undo = blocked_weights.reorder(model)
+            undo = blocked_weights.reorder(model, fuses=not takes_adapters(environ))
             yield "packed texts with oneDNN's weights", replace(loaded, layout=packed)
             undo()
         yield "packed texts", replace(loaded, layout=packed)

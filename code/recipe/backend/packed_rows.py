@@ -39,7 +39,7 @@ ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 _STEP = 64
 """Lengths of rows are multiples of this, or powers of two below it."""
 _LEAST = 16
-_HEADS: Mapping[str, str] = {
+HEADS: Mapping[str, str] = {
     "AutoModel": "",
     "AutoModelForSequenceClassification": "head",
     "AutoModelForTokenClassification": "tags",
@@ -81,7 +81,7 @@ class PackedRows:
         why_not = ""
         if family is None or not is_library_model:
             why_not = f"{type(model).__name__} is not of a family whose texts can share a row"
-        elif architecture not in _HEADS:
+        elif architecture not in HEADS:
             why_not = f"the head of {architecture} cannot read a row of several texts"
         elif kind not in ROW_TOKENS:
             why_not = f"the device is {kind}"
@@ -90,7 +90,7 @@ class PackedRows:
         if family is None or why_not:
             log(f"batches: texts are padded: {why_not}")
             return None
-        return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
+        return cls(family, HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the positions of the texts of each row, shorter texts first."""
@@ -104,9 +104,8 @@ class PackedRows:
         if order:
             yield order[start:]
 
-    def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> tuple[Tensor, Any]:
-        """Return the last hidden states [tokens, hidden] of one row on the model's device, and the
-        number of tokens of each text."""
+    def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
+        """Return the last hidden states [tokens, hidden] of one row on the model's device."""
         lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
         real = int(lengths.sum())
         pad = int(getattr(model.config, "pad_token_id", None) or 0)
@@ -133,7 +132,7 @@ class PackedRows:
         numbers = to_device(torch.from_numpy(np.concatenate(parts)), model.device)
         sizes = [len(part) for part in parts]
         longest = max(int(lengths.max()), len(ids) - real)
-        return self.computed(model, torch.split(numbers, sizes), longest)[:real], lengths
+        return self.computed(model, torch.split(numbers, sizes), longest)[:real]
 
     def computed(self, model: PreTrainedModel, parts: Sequence[Tensor], longest: int) -> Tensor:
         """Compute the last hidden states [tokens, hidden] of a row, whose longest text has
@@ -160,7 +159,13 @@ class PackedRows:
         self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
     ) -> Values:
         """Return the values of each text of one row."""
-        hidden, lengths = self.states(model, rows)
+        return self.read(model, self.states(model, rows), rows, reading)
+
+    def read(
+        self, model: PreTrainedModel, hidden: Tensor, rows: Sequence[TokenRow], reading: OutputKind
+    ) -> Values:
+        """Return the values of each text of a row by its states [tokens, hidden]."""
+        lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
         begins = np.cumsum(lengths) - lengths
         if isinstance(reading, Pooling):
             starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)

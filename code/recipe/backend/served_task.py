@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
+from functools import cached_property
 from typing import Any, ClassVar
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.requests.payloads import TEXT_KEYS, PreparedRequest, Request
 from recipe.backend.requests.probes import TEXTS
+from recipe.backend.shared_encoder import LoadedAdapters
 from recipe.compat import UNBOUNDED
 from recipe.spec import PAIRS, Served
 
@@ -33,6 +35,16 @@ class ServedTask(ABC):
         """Return the task's model; None if a library computes it."""
         model: LoadedModel | None = getattr(self, "loaded", None)
         return model
+
+    @cached_property
+    def adapters(self) -> LoadedAdapters:
+        """Return the adapters that requests may name."""
+        return LoadedAdapters()
+
+    @property
+    def may_adapt(self) -> bool:
+        """Return whether adapters by name are for such models: encoders."""
+        return self.loaded_model is not None and not self.generates
 
     @property
     def tokenizer(self) -> Any:

@@ -123,7 +123,9 @@ def task_of(origin: Origin) -> str:
     """Return the task that the recipe trained a model for, else that of its class. Raise ModelError
     if no task uses it: without its head, the model's answers would not be what it was trained
     for."""
-    if (trained := trained_task(origin)) is not None:
+    # Without a config.json of its own, an adapter has that of its base.
+    is_bare = bool(origin.adapter.get("task_type")) and origin.holder("config.json") == origin.base
+    if not is_bare and (trained := trained_task(origin)) is not None:
         return trained
     modules = [] if origin.adapter else origin.sentence_modules
     kind = origin.sentence_settings.get("model_type")

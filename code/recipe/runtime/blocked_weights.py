@@ -82,11 +82,14 @@ def _is_faster() -> bool:
     )
 
 
-def reorder(model: nn.Module) -> Callable[[], None]:
+def reorder(model: nn.Module, fuses: bool = True) -> Callable[[], None]:
     """Reorder the weights of the linear layers of a model, which must not be trained afterwards,
     and return a function that restores them.
 
     Layers are reordered one after the other, so only one layer's weights are in memory twice.
+
+    Args:
+        fuses: Whether a GELU after a layer is fused; not if adapters add to the layer's outputs.
     """
     counts = Counter(
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
@@ -110,7 +113,7 @@ def reorder(model: nn.Module) -> Callable[[], None]:
             if type(function).__name__ == "GELUActivation":
                 is_gelu = function.act is nn.functional.gelu
             is_known = type(parent).__module__.startswith("transformers.models.")
-            if is_gelu and is_known and getattr(parent, layer, None) in layers:
+            if fuses and is_gelu and is_known and getattr(parent, layer, None) in layers:
                 with_gelu.add(id(getattr(parent, layer)))
                 activations.append((parent, activation, function))
     for parent, name, _ in activations:

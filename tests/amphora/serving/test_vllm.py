@@ -103,23 +103,16 @@ def test_handlers_of_the_model_come_before_vllm(tmp_path: Path) -> None:
         _select(tmp_path, AMPHORA_GENERATION="vllm")
 
 
-def test_without_vllm_its_variables_and_adapters_are_refused(
+def test_without_vllm_its_variables_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name; a model's own handlers may read OPTION_* and adapters/ themselves."""
+    """By name; a model's own handlers may read OPTION_* themselves. Adapters may be an encoder's."""
     monkeypatch.setattr(selection, "find_package", lambda: None)
     model = _save(tmp_path)
     assert _select(tmp_path) == EngineChoice(engine="transformers", reason="")
     with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not installed.*vllm image"):
         _select(tmp_path, SM_VLLM_DTYPE="float16")
-    named = r"AMPHORA_ADAPTERS is set.*vLLM alone serves adapters by name, and it is not used: "
-    with pytest.raises(ConfigError, match=named):
-        _select(tmp_path, AMPHORA_ADAPTERS="2")
-    adapter = model / "adapters/fr/adapter_config.json"
-    adapter.parent.mkdir(parents=True)
-    adapter.write_text("{}")
-    with pytest.raises(ConfigError, match=named):
-        _select(tmp_path)
+    assert _select(tmp_path, AMPHORA_ADAPTERS="2").engine == "transformers"
     (model / "code").mkdir()
     (model / "code/inference.py").write_text("def model_fn(model_dir): ...")
     assert _select(tmp_path, AMPHORA_ADAPTERS="2", OPTION_DTYPE="x").engine == "transformers"

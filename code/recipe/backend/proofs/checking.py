@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,7 +30,7 @@ _DECODED = {"sequence"}
 """Keys of whole texts that are decoded, which versions of tokenizers space differently."""
 
 
-class _Captured(Exception):
+class Captured(Exception):
     """What a task would compute for a request."""
 
     def __init__(self, rows: Sequence[TokenRow], reading: OutputKind) -> None:
@@ -42,19 +42,21 @@ class _Captured(Exception):
 class _Replay(LoadedModel):
     """A model that computes nothing: it returns given values, or raises what it should compute."""
 
-    given: Sequence[Tensor] | None = None
+    given: Iterator[Sequence[Tensor]]
 
     def forward(self, rows: Sequence[TokenRow], reading: OutputKind) -> list[Tensor]:
-        if self.given is None:
-            raise _Captured(rows, reading)
-        return list(self.given)
+        if (values := next(self.given, None)) is None:
+            raise Captured(rows, reading)
+        return list(values)
 
 
-def _replaying(task: ServedTask, given: Sequence[Tensor] | None) -> ServedTask:
+def replaying(task: ServedTask, given: Sequence[Sequence[Tensor]]) -> ServedTask:
+    """Return the task with a model that returns the values that are given for each of its calls,
+    and raises Captured for the call after them."""
     loaded = task.loaded_model
     assert loaded is not None
-    kept = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
-    replay = _Replay(**{**kept, "given": given})
+    kept = {item.name: getattr(loaded, item.name) for item in fields(LoadedModel)}
+    replay = _Replay(**{**kept, "given": iter(given)})
     replaced: ServedTask = dataclasses.replace(task, loaded=replay)  # type: ignore[type-var]
     return replaced
 
@@ -75,15 +77,15 @@ def rows_of(
     if task.generates:
         return [ProbeRow(ids=list(task.prompt_ids(prepared)))], None
     try:
-        _replaying(task, None).predict([prepared])
-    except _Captured as captured:
+        replaying(task, []).predict([prepared])
+    except Captured as captured:
         return [ProbeRow(**vars(row)) for row in captured.rows], captured.reading
     raise TypeError(f"{type(task).__name__} does not compute its answers by its LoadedModel")
 
 
 def answer_of(task: ServedTask, prepared: PreparedRequest, values: Sequence[Tensor]) -> Any:
     """Return the task's answer to a request, made of values of its rows, as JSON."""
-    answerer = _replaying(task, values) if task.loaded_model is not None else task
+    answerer = replaying(task, [values]) if task.loaded_model is not None else task
     with torch.inference_mode():
         (answer,) = answerer.predict([prepared])
     if isinstance(answer, Exception):

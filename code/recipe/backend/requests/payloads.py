@@ -51,6 +51,8 @@ class Request:
     """Whether a conversation's final message of the assistant is continued."""
     spent: dict[Any, int] = field(default_factory=dict)
     """What the requests before it in the same body cost (`bounds.shared`)."""
+    adapter: str = ""
+    """The name of the adapter that answers; empty for the model itself."""
 
     @property
     def streams(self) -> bool:
@@ -115,6 +117,8 @@ class PreparedRequest:
     """Positions of the inputs that were truncated."""
     work: Any = None
     """What the task's model computes, such as rows of tokens."""
+    task: Any = None
+    """The task of the adapter that answers; None for the model itself."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:

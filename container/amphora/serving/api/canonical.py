@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amphora.serving.protocol.media_types import bad_request
+from amphora.common.errors import did_you_mean
+from amphora.serving.protocol.media_types import Fault, bad_request
 
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 """How a text ends, in the words of TGI's API."""
@@ -44,6 +45,10 @@ class ModelTraits:
     """The keys of OpenAI's API that it generates by; empty if it encodes."""
     passed: Mapping[str, str] = field(default_factory=dict)
     """Routes of OpenAI's API, by a key of their bodies, whose bodies and answers pass unchanged."""
+    adapter: str = ""
+    """The name of the adapter that it is; empty for a model."""
+    adapters: dict[str, ModelTraits] | None = None
+    """Its adapters by name; None if it takes none, so that it answers to any name."""
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> ModelTraits:
@@ -52,6 +57,19 @@ class ModelTraits:
         known = {name: description[name] for name in shared if name in description}
         name = description.get("model", "model")
         return cls(name=name, **known, **description.get("bodies", {}))
+
+    def addressed(self, name: str) -> ModelTraits:
+        """Return the model, or the adapter that a request names. Raise Fault (404) if there is
+        none."""
+        if self.adapters is None or name in ("", self.name):
+            return self
+        if name not in self.adapters:
+            known = [self.name, *sorted(self.adapters)]
+            listed = f"{', '.join(known[:20])}{' ...' if len(known) > 20 else '.'}"
+            hint = did_you_mean(name, known)
+            message = f"There is no model {name[:200]!r}. Loaded: {listed}{hint}"
+            raise Fault(404, "model_not_found", message, "model")
+        return self.adapters[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +80,8 @@ class ApiRequest:
     """The names that the client has given to parameters, by their names here."""
     streams: bool = False
     """Whether the answer is a stream."""
+    adapter: str = ""
+    """The name of the adapter that the body names; empty for the model."""
 
     def renamed(self, message: str) -> str:
         """Return an error's message with the names that the client has given."""

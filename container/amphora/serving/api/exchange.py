@@ -251,8 +251,10 @@ def _read_any(body: bytes, model: ModelTraits) -> AnyRequest:
 
 
 def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
-    """Read a body of a route. Raise Fault (400) if the model does not answer it, or the body is
-    invalid."""
+    """Read a body of a route. Raise Fault: 400 if the model does not answer it, or the body is
+    invalid; 404 if it names an adapter that is not loaded."""
+    if isinstance(document, dict) and isinstance(named := document.get("model"), str):
+        model = model.addressed(named)
     if route in (routes.CHAT, routes.COMPLETIONS):
         document = openai.replace_do_sample(document)
     if route in model.passed.values():
@@ -268,7 +270,7 @@ def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
         known = ", ".join(model.routes)
         answered = f"answers {known}" if known else "answers none of these APIs"
         raise bad_request(f"The body is one of {route}, but this model {answered}.")
-    return _READERS[route](route, document, model)
+    return replace(_READERS[route](route, document, model), adapter=model.adapter)
 
 
 def route_of(document: Mapping[str, Any], model: ModelTraits) -> str:

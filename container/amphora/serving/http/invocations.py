@@ -110,8 +110,9 @@ class Invocations:
             return Response(whole, reply.status, answer)
         return StreamingResponse(chunks(call, reply, pool), reply.status, answer)
 
-    async def order(self, request: Request, name_key: str, folder_key: str) -> tuple[str, str]:
-        """Return the name and the folder in a request that loads a model or an adapter.
+    async def order(self, request: Request, name_key: str, folder_key: str = "") -> tuple[str, str]:
+        """Return the name and the folder in a request that loads a model or an adapter; no folder
+        without its key.
 
         Raises Fault: as `check_origin` and `body`; 400 for a wrong body; 415 if it is not JSON by
         its type, which a page of another site cannot send without asking first.
@@ -124,12 +125,13 @@ class Invocations:
             )
         try:
             document = json.loads(await self.body(request))
-            name, folder = document[name_key], document[folder_key]
-            is_order = bool(name.strip()) and Path(folder).is_absolute()
+            name, folder = document[name_key], document[folder_key] if folder_key else ""
+            is_order = bool(name.strip()) and (not folder_key or Path(folder).is_absolute())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             is_order = False
         if not is_order:
             example = {name_key: "a name", folder_key: "/path/to/its/folder"}
+            example.pop("", None)
             raise bad_request(f"Send {json.dumps(example)}.")
         # SageMaker names models by keys on S3, which have 1024 characters at most.
         for key, text, longest in ((name_key, name, 1024), (folder_key, folder, 4096)):

@@ -61,6 +61,7 @@ _DRAIN_SECONDS = 24
 # requests on their way.
 _LINGER_SECONDS = 0.3
 _MOST_THREADS = 1024
+_LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
@@ -157,6 +158,8 @@ class Front:
             Route("/adapters", self.list_adapters, methods=["GET"]),
             Route("/adapters", self.load_adapter, methods=["POST"]),
             Route("/adapters/{name:path}", self.unload_adapter, methods=["DELETE"]),
+            Route(_LOAD, self.load_adapter, methods=["POST"]),
+            Route(_UNLOAD, self.unload_adapter, methods=["POST"]),
             Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
         ]
 
@@ -242,8 +245,7 @@ class Front:
         if self.models is not None:
             names = self.models.names
         elif self.pool.living:
-            adapters = sorted(self._vllm.adapters) if self._vllm is not None else []
-            names = [self.pool.description.get("model", "model"), *adapters]
+            names = [self.pool.description.get("model", "model"), *sorted(self.pool.adapters)]
         else:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
         about = {"object": "model", "created": 0, "owned_by": "amphora"}
@@ -272,36 +274,43 @@ class Front:
 
     async def list_adapters(self, request: Request) -> Response:
         """List the loaded LoRA adapters."""
-        adapters = self._vllm.adapters if self._vllm is not None else {}
-        shown = [{"name": name, "src": folder} for name, folder in sorted(adapters.items())]
+        adapters = sorted(self.pool.adapters.items())
+        shown = [{"name": name, "src": folder} for name, folder in adapters]
         return self.invocations.reply(200, {"adapters": shown})
 
     async def load_adapter(self, request: Request) -> Response:
-        """Load a LoRA adapter (`name`, `src`), and have it generate a token."""
-        name, folder = await self.invocations.order(request, "name", "src")
-        await self._adapters().load_adapter(name, Path(folder))
+        """Load a LoRA adapter: `name`, `src`; on vLLM's route `lora_name`, `lora_path`."""
+        is_vllm = request.url.path == _LOAD
+        keys = ("lora_name", "lora_path") if is_vllm else ("name", "src")
+        name, folder = await self.invocations.order(request, *keys)
+        await self._adapting().load_adapter(name, Path(folder))
         LOG.info("Adapter %s is loaded from %s.", name, folder)
         return self.invocations.reply(200, {"status": f"Adapter {name} registered"})
 
     async def unload_adapter(self, request: Request) -> Response:
-        """Unload a LoRA adapter."""
+        """Unload a LoRA adapter, on vLLM's route of the body's `lora_name`."""
         check_origin(request)
-        name = request.path_params["name"]
-        await self._adapters().unload_adapter(name)
+        name = request.path_params.get("name")
+        if name is None:
+            name, _ = await self.invocations.order(request, "lora_name")
+        await self._adapting().unload_adapter(name)
         LOG.info("Adapter %s is unloaded.", name)
         return self.invocations.reply(200, {"status": f"Adapter {name} unregistered"})
 
-    def _adapters(self) -> VllmServer:
-        """Return the pool of vLLM. Raises Fault (404) if it takes no adapters."""
-        if self._vllm is None or not self.settings.adapters:
+    def _adapting(self) -> Backend:
+        """Return the pool. Raises Fault: 404 if its model takes no adapters, 503 before it is
+        loaded."""
+        if self.settings.adapters and not self.pool.description:
+            raise Fault(503, "not_ready", "The model is not loaded yet.")
+        if not self.pool.description.get("adapters"):
             raise Fault(
                 404,
                 "not_found",
-                "This model takes no adapters: vLLM alone serves them by name, with"
+                "This model takes no adapters: encoders do, and decoders by vLLM, with"
                 " AMPHORA_ADAPTERS set to the most that may be loaded. Elsewhere merge the adapter"
                 " into its base (merge_and_unload), and serve it as a model of its own.",
             )
-        return self._vllm
+        return self.pool
 
 
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import Batch, Cancel, Credit
+from amphora.serving.protocol.messages import Adapted, Batch, Cancel, Credit
 
 LOG = logging.getLogger("amphora.pool")
 _SENT = ("id", "content_type", "accept", "headers", "path")
@@ -88,6 +88,8 @@ class WorkerConnection:
     """The number of the last batch that the worker has started on; nothing was done yet for those
     after it."""
     watchdog: asyncio.TimerHandle | None = None
+    adapted: asyncio.Future[Adapted] | None = None
+    """Waits for the outcome of an order to load or unload an adapter."""
 
     def send(self, batch: list[Call]) -> None:
         self.sent_size = len(batch) if self.idle else 0
@@ -143,4 +145,6 @@ class WorkerConnection:
 
     def close(self) -> None:
         self.unwatch()
+        if self.adapted is not None and not self.adapted.done():
+            self.adapted.set_exception(EOFError())
         self.writer.close()

@@ -12,12 +12,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call, Reply, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
 from amphora.serving.pool.spawner import ModelLoadError, Spawner
+from amphora.serving.pool.worker_adapters import WorkerAdapters
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.protocol.messages import Answer, Chunk, Error
@@ -44,6 +46,7 @@ class Pool:
         self._metrics = metrics
         self._spawner = Spawner(settings, environ)
         self._dispatcher = Dispatcher(settings, metrics)
+        self._adapters = WorkerAdapters(settings, self._dispatcher.connections)
         self._keepers: list[asyncio.Task[None]] = []
         self._failures = 0
         self._closing = False
@@ -64,8 +67,27 @@ class Pool:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """Return the handlers' description of the model; empty before it is loaded."""
-        return self.loaded.result().description if self.loaded.done() else {}
+        """Return the handlers' description of the model, with the routes that its adapters answer;
+        empty before it is loaded."""
+        if not self.loaded.done():
+            return {}
+        described: Mapping[str, Any] = self.loaded.result().description
+        if more := [route for one in self._adapters.described.values() for route in one["routes"]]:
+            return {**described, "routes": [*dict.fromkeys([*described["routes"], *more])]}
+        return described
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Return the folders of the loaded adapters by their names."""
+        return self._adapters.sources
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter in all workers. Raises Fault as `WorkerAdapters.load`."""
+        await self._adapters.load(name, folder, self.description.get("model", "model"))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises Fault (404) if it is not loaded."""
+        await self._adapters.unload(name)
 
     @property
     def waiting(self) -> list[Call]:
@@ -102,6 +124,7 @@ class Pool:
         # In a thread: to free much memory takes time.
         await asyncio.to_thread(self._spawner.close)
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._adapters.close()
 
     def submit(self, call: Call) -> None:
         """Queue a request. Raises Fault: not ready, or queue full."""
@@ -138,7 +161,14 @@ class Pool:
             try:
                 sock, pid, loaded = await self._spawner.worker(index)
                 reader, writer = await asyncio.open_connection(sock=sock)
-            except (AmphoraError, EOFError, OSError) as error:
+                connection = WorkerConnection(
+                    index=index, pid=pid, reader=reader, writer=writer, takes_turns=loaded.turns,
+                    timeout=self.settings.timeout,
+                )  # fmt: skip
+                async with self._adapters.changing:
+                    await self._adapters.restore(connection, loaded.description)
+                    self._dispatcher.connections[index] = connection
+            except (AmphoraError, EOFError, OSError, asyncio.TimeoutError) as error:
                 self._failures += 1
                 never_loaded = not self.loaded.done() and isinstance(error, AmphoraError)
                 most_failures = _GIVE_UP_AFTER * self.settings.workers
@@ -161,11 +191,6 @@ class Pool:
                 self.loaded.set_result(loaded)
             self._dispatcher.merges = loaded.batches
             self._failures = 0
-            connection = WorkerConnection(
-                index=index, pid=pid, reader=reader, writer=writer, takes_turns=loaded.turns,
-                timeout=self.settings.timeout,
-            )  # fmt: skip
-            self._dispatcher.connections[index] = connection
             for other in range(len(self._keepers), self.settings.workers):
                 self._keepers.append(asyncio.create_task(self._keep(other)))
             try:
@@ -175,6 +200,9 @@ class Pool:
                         message, body = await messages.read(connection.reader)
                         if isinstance(message, messages.State):
                             self._dispatcher.note(connection, message)
+                        elif isinstance(message, messages.Adapted):
+                            if connection.adapted is not None:
+                                connection.adapted.set_result(message)
                         else:
                             connection.watch()
                             await self._deliver(connection, message, body)

@@ -181,6 +181,7 @@ def worker_environment(
     """Return the environment of a worker: its device, its threads, the limits of its caches."""
     child = dict(environ)
     child["PYTHONUNBUFFERED"] = "1"
+    child["AMPHORA_ADAPTERS"] = str(settings.adapters)
     # A thread pool does not survive a fork; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -81,7 +81,26 @@ class Credit:
     count: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adapt:
+    """Load an adapter of the model, or unload it if no folder is given."""
+
+    name: str
+    folder: str = ""
+
+
 # From a worker to the front.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """The outcome of `Adapt`."""
+
+    name: str
+    description: dict[str, Any]
+    """What the handlers' `load_adapter_fn` returned."""
+    reason: str = ""
+    """Why it is not loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +148,8 @@ class Error:
 
 
 Message: TypeAlias = (
-    Load | Loaded | Failed | Forked | Batch | Cancel | Credit | State | Answer | Chunk | Error
+    Load | Loaded | Failed | Forked | Batch | Cancel | Credit | Adapt | Adapted | State | Answer
+    | Chunk | Error
 )  # fmt: skip
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -23,6 +23,7 @@ from amphora.common.errors import AmphoraError
 from amphora.serving.pool.connections import Call
 from amphora.serving.pool.spawner import ModelLoadError
 from amphora.serving.pool.user_code import UserCode
+from amphora.serving.pool.worker_adapters import check_new
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
@@ -200,13 +201,8 @@ class VllmProcess:
         """
         async with self._changing:
             self.check_ready()
-            if name in self.names | set(self.adapters):
-                raise Fault(409, "adapter_already_loaded", f"{name!r} is already loaded.")
-            if not (folder / ADAPTER_CONFIG).is_file():
-                raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
-            if len(self.adapters) >= (most := self.settings.adapters):
-                count = f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
-                raise Fault(507, "too_many_adapters", f"{count} Unload one, or raise it.")
+            taken = self.names | set(self.adapters)
+            check_new(name, folder, taken, len(self.adapters), self.settings)
             is_full = self._loads >= server_arguments.loads_of_engine(self.settings)
             if is_full and self.settings.device_kind == CPU:
                 count = f"vLLM on CPUs keeps unloaded adapters, and has loaded {self._loads}."

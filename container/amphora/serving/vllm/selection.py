@@ -41,7 +41,7 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> EngineChoice
     """Choose the engine.
 
     Raises ConfigError if AMPHORA_GENERATION asks for vLLM, which cannot serve the model; or if
-    variables of LMI, or without vLLM its variables and adapters, would be ignored.
+    variables of LMI, or without vLLM its variables, would be ignored.
     """
     wish = settings.generation
     model, adapter = _model(settings, environ)
@@ -93,13 +93,6 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> EngineChoice
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
             f"Leave them out, or {remedy}.",
-        )
-    if settings.adapters and not has_handlers:
-        raise ConfigError(
-            "AMPHORA_ADAPTERS is set, or the model has a folder adapters/; vLLM alone serves"
-            f" adapters by name, and it is not used: {obstacle}.",
-            "Use the image with vLLM for a decoder; else merge each adapter into its base"
-            " (merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
         )
     is_decided = wish or find_package() is not None
     return EngineChoice(engine=TRANSFORMERS, reason=obstacle if is_decided else "")

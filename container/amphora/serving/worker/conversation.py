@@ -94,6 +94,8 @@ class Conversation:
                 headers = {"content-type": kind, "accept": accept, **entry["headers"]}
                 context = Context(entry["id"], headers, self._runner.settings, entry["path"])
                 self._arrived.append(Item(entry["id"], part, kind, accept, context))
+        elif isinstance(message, messages.Adapt):
+            self._send_message(self._runner.adapt(message))
         elif isinstance(message, messages.Credit) and message.id in self._credit:
             self._credit[message.id] += message.count
         elif isinstance(message, messages.Cancel):

@@ -43,7 +43,12 @@ _SIGNATURES = {
     "describe_fn": ("model_dir", "model"),
 }
 # Only the image's handlers take requests that the server has parsed (`amphora.serving.api`).
-_IMAGE_SIGNATURES = {**_SIGNATURES, "request_fn": ("request", "model")}
+_IMAGE_SIGNATURES = {
+    **_SIGNATURES,
+    "request_fn": ("request", "model"),
+    "load_adapter_fn": ("name", "folder", "model_dir", "model"),
+    "unload_adapter_fn": ("name", "model"),
+}
 # A file that defines only these leaves models and requests to the image's handlers.
 _COMPANIONS = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # What other servers call, in whatever file of a model's folder.

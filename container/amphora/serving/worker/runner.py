@@ -18,6 +18,7 @@ from amphora.serving.api.canonical import ModelTraits, Passed
 from amphora.serving.api.exchange import Exchange
 from amphora.serving.protocol import batching, media_types, routes
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.protocol.messages import Adapt, Adapted
 from amphora.serving.settings import ServerSettings
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handler, Handlers
@@ -108,18 +109,20 @@ class ModelRunner:
     def _read_requests(self, item: Item) -> None:
         """Read a body's requests, and prepare each by `request_fn`. A record that is refused fails
         alone, unless it is the only one."""
-        if name := item.context.headers.get(_ADAPTER, ""):
+        name = item.context.headers.get(_ADAPTER, "")
+        if name and self.traits.adapters is None:
             raise Fault(
                 404,
                 "model_not_found",
-                f"{_ADAPTER} is {name!r}, and this model has no adapters: only vLLM serves adapters"
-                " by name. Leave the header out.",
+                f"{_ADAPTER} is {name!r}, and this model has no adapters: AMPHORA_ADAPTERS is the"
+                " most that encoders, and decoders by vLLM, may have. Leave the header out.",
             )
+        traits = self.traits.addressed(name)
         item.exchange = exchange.read(
-            item.context.path, item.body, item.content_type, self.traits,
+            item.context.path, item.body, item.content_type, traits,
             is_transform=self.settings.is_transform,
         )  # fmt: skip
-        if routes.PREDICT in self.traits.routes:
+        if routes.PREDICT in traits.routes:
             agent = item.context.headers.get("User-Agent", "")
             item.exchange.nests_labels = any(map(agent.__contains__, _HUB_CLIENTS))
         item.data, item.faults = [], {}
@@ -129,7 +132,8 @@ class ModelRunner:
             request = requests[index]
             assert not isinstance(request, Passed)
             try:
-                values = {**request.values, "spent": spent}
+                adapter = request.adapter or traits.adapter
+                values = {**request.values, "spent": spent, "adapter": adapter}
                 item.data.append(_call(self.handlers["request_fn"], item, values, self.model))
             except Fault as fault:
                 if fault.status >= 500:
@@ -145,6 +149,32 @@ class ModelRunner:
             # Raises the first, but in a batch transform.
             item.exchange.write([*item.faults.values()], item.accept)
         self._measure(item, item.data)
+
+    def adapt(self, order: Adapt) -> Adapted:
+        """Load or unload an adapter. Its requests are those that name it from now on."""
+        known = self.traits.adapters
+        handler = self.handlers.get("load_adapter_fn" if order.folder else "unload_adapter_fn")
+        if known is None or handler is None:
+            return Adapted(name=order.name, description={}, reason="the handlers take no adapters")
+        context = Context("adapt", {}, self.settings)
+        try:
+            if not order.folder:
+                known.pop(order.name, None)
+                handler(order.name, self.model, context=context)
+                return Adapted(name=order.name, description={})
+            folder = str(self.settings.model_dir)
+            described = handler(order.name, order.folder, folder, self.model, context=context)
+        except Exception as error:
+            reason = str(error)
+            if not getattr(error, "is_users_mistake", False):
+                LOG.exception("The adapter %s could not be loaded.", order.name)
+                reason = f"{type(error).__name__}: {error}"
+            return Adapted(name=order.name, description={}, reason=logs.mask(reason))
+        known[order.name] = replace(
+            ModelTraits.from_description(described), name=order.name, adapter=order.name
+        )
+        described = {key: value for key, value in described.items() if key != "bodies"}
+        return Adapted(name=order.name, description=described)
 
     def _measure(self, item: Item, parts: Sequence[Any]) -> None:
         if "tokens_fn" not in self.handlers:
@@ -272,6 +302,8 @@ def load(handlers: Handlers, settings: ServerSettings) -> ModelRunner:
     if not isinstance(description, dict):
         raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON can hold")
     traits = ModelTraits.from_description(description)
+    if description.get("adapters"):
+        traits = replace(traits, adapters={})
     description = {name: value for name, value in description.items() if name != "bodies"}
     # Fails here if JSON cannot hold it, with the reason.
     json.dumps(description)
