@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from recipe.backend import loading
 from recipe.backend.proofs import verification
-from recipe.backend.proofs.checking import Captured, replaying
+from recipe.backend.proofs.checking import Captured, replay_task
 from recipe.backend.requests.payloads import PreparedRequest, Request
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
@@ -89,7 +89,7 @@ def predict(inputs: Sequence[PreparedRequest], model: ServedTask) -> list[Any]:
         for number in waiting:
             task, some = groups[number]
             try:
-                answers = replaying(task, values[number]).predict([inputs[n] for n in some])
+                answers = replay_task(task, values[number]).predict([inputs[n] for n in some])
             except Captured as captured:
                 assert task.loaded_model is not None
                 part = EncoderShare(

@@ -50,7 +50,7 @@ class _Replay(LoadedModel):
         return list(values)
 
 
-def replaying(task: ServedTask, given: Sequence[Sequence[Tensor]]) -> ServedTask:
+def replay_task(task: ServedTask, given: Sequence[Sequence[Tensor]]) -> ServedTask:
     """Return the task with a model that returns the values that are given for each of its calls,
     and raises Captured for the call after them."""
     loaded = task.loaded_model
@@ -77,7 +77,7 @@ def rows_of(
     if task.generates:
         return [ProbeRow(ids=list(task.prompt_ids(prepared)))], None
     try:
-        replaying(task, []).predict([prepared])
+        replay_task(task, []).predict([prepared])
     except Captured as captured:
         return [ProbeRow(**vars(row)) for row in captured.rows], captured.reading
     raise TypeError(f"{type(task).__name__} does not compute its answers by its LoadedModel")
@@ -85,7 +85,7 @@ def rows_of(
 
 def answer_of(task: ServedTask, prepared: PreparedRequest, values: Sequence[Tensor]) -> Any:
     """Return the task's answer to a request, made of values of its rows, as JSON."""
-    answerer = replaying(task, [values]) if task.loaded_model is not None else task
+    answerer = replay_task(task, [values]) if task.loaded_model is not None else task
     with torch.inference_mode():
         (answer,) = answerer.predict([prepared])
     if isinstance(answer, Exception):
