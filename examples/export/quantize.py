@@ -26,9 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--scheme",
-        choices=("FP8_DYNAMIC", "W8A8", "none"),
+        choices=("FP8_DYNAMIC", "W8A8", "W4A16", "none"),
         default="FP8_DYNAMIC",
-        help="FP8_DYNAMIC: floats of 8 bits; W8A8: integers of 8 bits; none: merged only",
+        help="FP8_DYNAMIC: floats of 8 bits; W8A8: integers of 8 bits; W4A16: weights of 4 bits "
+        "in groups of 128 columns; none: merged only",
     )
     scheme = parser.parse_args().scheme
 

@@ -53,10 +53,29 @@ print(numpy.abs(answer - expected).max())
     assert float(done.stdout.splitlines()[-1]) < 1e-5
 
 
+def rounded(folder: Path) -> float:
+    """Return the divergence of a decoder whose weights are rounded to 16 levels, by 128 columns."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    text = "The quick brown fox jumps over the lazy dog."
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        expected = model(ids).logits.log_softmax(-1)
+        for name, layer in model.named_modules():
+            if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+                groups = layer.weight.unflatten(-1, (-1, 128))
+                step = groups.abs().amax(-1, keepdim=True) / 7.5
+                layer.weight.copy_(((groups / step).round().clamp(-8, 7) * step).flatten(-2))
+        answer = model(ids).logits.log_softmax(-1)
+    return float((expected.exp() * (expected - answer)).sum(-1).mean())
+
+
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize(
-    "scheme", ["FP8_DYNAMIC", *(pytest.param(x, marks=pytest.mark.long) for x in ("W8A8", "none"))]
+    "scheme",
+    ["FP8_DYNAMIC", *(pytest.param(x, marks=pytest.mark.long) for x in ("W8A8", "W4A16", "none"))],
 )
 def test_a_quantized_decoder_answers_nearly_the_same(
     tmp_path: Path, python: Path, scheme: str
@@ -64,8 +83,10 @@ def test_a_quantized_decoder_answers_nearly_the_same(
     from transformers import AutoModelForCausalLM
 
     base = make_model("llama", tmp_path / "model")
+    if scheme == "W4A16":  # in groups of 128 columns
+        base = save("LlamaForCausalLM", tmp_path / "wide", hidden_size=128, intermediate_size=256)
     folder = base
-    if scheme != "W8A8":
+    if scheme not in ("W8A8", "W4A16"):
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(0)
@@ -85,5 +106,50 @@ def test_a_quantized_decoder_answers_nearly_the_same(
         assert lost < 1e-6
         assert "quantization_config" not in config
     else:
-        assert 0 < lost < 0.01
+        assert (
+            lost == pytest.approx(rounded(base), rel=0.05) if scheme == "W4A16" else 0 < lost < 0.01
+        )
         assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+
+
+@pytest.mark.heavy
+def test_llama_cpp_converter_writes_the_weights_and_tokens(tmp_path: Path, python: Path) -> None:
+    import sentencepiece
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    # The converter knows the tokenizers of published models, and any of SentencePiece.
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the red cat and a blue bird", "a quick brown fox"] * 50),
+        model_prefix=str(folder / "tokenizer"), vocab_size=300, model_type="bpe",
+        byte_fallback=True, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = LlamaTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tree = Tree(tmp_path / "ml")
+    output = run_on_model(tree, python, folder, "export/to_gguf.py", outtype="f32")
+    assert metric(output, "gguf_difference") < 1e-6
+    check = """
+import sys
+from gguf import GGUFReader
+from safetensors.numpy import load_file
+reader = GGUFReader(sys.argv[1])
+tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+weights = load_file(sys.argv[2])
+assert (tensors["token_embd.weight"] == weights["model.embed_tokens.weight"]).all()
+assert (tensors["blk.1.ffn_down.weight"] == weights["model.layers.1.mlp.down_proj.weight"]).all()
+field = reader.fields["tokenizer.ggml.tokens"]
+print(*[bytes(field.parts[index]).decode() for index in field.data], sep="\\n")
+"""
+    done = subprocess.run(
+        [python, "-c", check, str(tree.base / "model/model.gguf"), str(folder / "model.safetensors")],
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))

@@ -58,6 +58,8 @@ class _NextTokens(TokenLosses):
 class _AnsweredTokens(_NextTokens):
     """Also scores answers to prompts in evaluations."""
 
+    generates = True
+
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
 
