@@ -36,6 +36,8 @@ tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path)
 ORPOTrainer(model=model.model_name_or_path, args=args, train_dataset=rows,
             processing_class=tokenizer).train()
 """
+SIZE = 4
+"""Samples of a step."""
 GENERATED = {"max_completion_length": "32", "num_generations": "4"}
 TASKS = {
     "dpo": {}, "kto": {}, "orpo": {}, "reward": {},
@@ -58,10 +60,10 @@ def main() -> None:
             data = save_rows(folder / task, task)
             variants = {
                 "recipe": lambda task=task, data=data: train(
-                    by_recipe(task, model, data, folder / "job", options.steps), folder
+                    recipe_command(task, model, data, folder / "job", options.steps), folder
                 ),
                 "TRL": lambda task=task, data=data: train(
-                    by_trl(task, model, data, folder, options.steps), folder
+                    trl_command(task, model, data, folder, options.steps), folder
                 ),
             }
             measured = take_turns(variants, options.rounds)
@@ -123,10 +125,10 @@ def save_rows(folder: Path, task: str) -> Path:
     return folder
 
 
-def by_recipe(task: str, model: Path, data: Path, base: Path, steps: str) -> list[str]:
+def recipe_command(task: str, model: Path, data: Path, base: Path, steps: str) -> list[str]:
     """Return the command of a job."""
     given = {
-        "task": task, "model_id": str(model), "batch_size": "4", "max_steps": steps,
+        "task": task, "model_id": str(model), "batch_size": str(SIZE), "max_steps": steps,
         "bf16": "False", "use_cpu": "True", "eval_strategy": "no", "save_strategy": "no",
         "warmup_steps": "0", "resume_from_checkpoint": "False", **TASKS[task],
     }  # fmt: skip
@@ -135,11 +137,12 @@ def by_recipe(task: str, model: Path, data: Path, base: Path, steps: str) -> lis
     return [sys.executable, str(CODE / "train.py"), *words]
 
 
-def by_trl(task: str, model: Path, data: Path, folder: Path, steps: str) -> list[str]:
+def trl_command(task: str, model: Path, data: Path, folder: Path, steps: str) -> list[str]:
     """Return the command of TRL with the same settings."""
     given = {
         "model_name_or_path": str(model), "dataset_name": str(data),
-        "output_dir": str(folder / "trl"), "per_device_train_batch_size": "4", "max_steps": steps,
+        "output_dir": str(folder / "trl"), "per_device_train_batch_size": str(SIZE),
+        "max_steps": steps,
         "bf16": "False", "use_cpu": "True", "save_strategy": "no", "report_to": "none",
         "learning_rate": "1e-6",
         "gradient_checkpointing": "False", **TASKS[task],
@@ -167,10 +170,12 @@ def train(command: Sequence[str], folder: Path) -> tuple[float, float]:
         _, status, usage = os.wait4(child, 0)
         log.seek(0)
         text = log.read()
-    speeds = re.findall(r"'train_samples_per_second': '?([\d.]+)", text)
-    if status or not speeds:
+    # The libraries count the completions of a prompt differently.
+    seconds = re.findall(r"'train_runtime': '?([\d.]+)", text)
+    if status or not seconds:
         sys.exit(f"{' '.join(command)}\n{text[-3000:]}")
-    return float(speeds[-1]), usage.ru_maxrss / 1024
+    steps = int(command[command.index("--max_steps") + 1])
+    return SIZE * steps / float(seconds[-1]), usage.ru_maxrss / 1024
 
 
 if __name__ == "__main__":
