@@ -84,18 +84,23 @@ def main() -> None:
             seconds = server.start({"inputs": "a text"})
             server.settle()
 
-            def measure(server: Any = server, requests: Path = requests) -> float:
+            def measure(server: Any = server, requests: Path = requests) -> tuple[float, float]:
+                """Return requests a second, and CPU-ms of the server a request."""
+                spent = common.cpu_seconds(server.tree())
                 seen = server.load(options.clients, options.seconds, requests)
                 assert set(seen["statuses"]) == {"200"}, seen
-                return float(seen["statuses"]["200"] / seen["seconds"])
+                spent, count = common.cpu_seconds(server.tree()) - spent, seen["statuses"]["200"]
+                return count / seen["seconds"], 1000 * spent / count
 
             measure()
             variants[name] = measure
-            rows[name] = {"": name, "MB (PSS)": round(common.memory(server.tree())),
-                          "start, s": round(seconds, 1), "server": server}  # fmt: skip
+            rows[name] = {"": name, "start, s": round(seconds, 1), "server": server}
         try:
             for name, rates in common.take_turns(variants, options.rounds).items():
-                rows[name]["requests/s"] = round(max(rates))
+                row = rows[name]
+                row["requests/s"] = round(max(rate for rate, _ in rates))
+                row["CPU-ms a request"] = round(min(cpu for _, cpu in rates), 2)
+                row["MB (PSS)"] = round(common.memory(row["server"].tree()))
         finally:
             for row in rows.values():
                 row.pop("server").__exit__()

@@ -106,10 +106,19 @@ class SharedEncoder:
             self._spans = ()
 
     def _add(self, layer: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
-        for tokens, products in self._spans:
-            if (product := products.get(layer)) is not None:
-                flat = inputs[0].reshape(-1, inputs[0].shape[-1])
-                product.add(flat[tokens], outputs.view(-1, outputs.shape[-1])[tokens])
+        pairs = [(tokens, products.get(layer)) for tokens, products in self._spans]
+        adding = [(tokens, product) for tokens, product in pairs if product is not None]
+        if not adding:
+            return
+        given = inputs[0].reshape(-1, inputs[0].shape[-1])
+        total = outputs.view(-1, outputs.shape[-1])  # added to in place
+        dtype = adding[0][1].down.dtype
+        given = given.to(dtype)
+        added = total if total.dtype is dtype else torch.zeros_like(total, dtype=dtype)
+        for tokens, product in adding:
+            product.add(given[tokens], added[tokens])
+        if added is not total:
+            total += added
 
     def adapt(self, origin: Origin, architecture: Any) -> AdaptedModel:
         """Return the served model with the adapter in `origin`, and the head of an Auto class.

@@ -57,9 +57,10 @@ class LoraFiles:
 
     @classmethod
     def read(cls, location: str, device: torch.device, dtype: torch.dtype) -> LoraFiles:
-        """Read a folder. On a CPU, weights that have `dtype` stay pages of the file, which all
-        processes share. Raise ModelError if it is incomplete, or changes more than products of
-        linear layers and a head."""
+        """Read a folder: its head and the factors of products in `dtype`, but on a CPU the factors
+        in float32, whose small products need no kernel of oneDNN for each shape. Float32 weights
+        stay pages of the file, which all processes share. Raise ModelError if the folder is
+        incomplete, or changes more than products of linear layers and a head."""
         config, tensors = _settings(Path(location)), _tensors(Path(location))
         full: dict[str, Tensor] = {}
         sides = {"lora_A": dict[str, Tensor](), "lora_B": dict[str, Tensor]()}
@@ -70,7 +71,8 @@ class LoraFiles:
             side = f"lora_{rest}".removesuffix(".weight")
             if path and side not in sides:
                 raise ModelError(f"The adapter {location} has {name}.", _MERGE)
-            kept = value.to(device, dtype)
+            is_wide = path and device.type == "cpu"
+            kept = value.to(device, torch.float32 if is_wide else dtype)
             (sides[side] if path else full)[path or name.removeprefix(_PREFIX)] = kept
         downs, ups = sides.values()
         if alone := sorted(downs.keys() ^ ups.keys()):
