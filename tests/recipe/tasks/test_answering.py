@@ -107,6 +107,7 @@ def test_the_last_turn_is_answered_without_what_the_template_adds() -> None:
     split = datasets.Dataset.from_dict({"messages": [*map(json.dumps, rows)]})
     first, second = exchanges.read_exchanges(split, range(4))
     assert (first.prompt, first.turn, first.tools, second.answer) == ([user], called, tools, "so")
+    assert first.answer == json.dumps(called["tool_calls"][0]["function"])
     written = exchanges.written_turn(first, tokenizer)
     assert written == "<call>" + json.dumps(called["tool_calls"][0]["function"])
     assert answer_scores.right_calls(written, first, written) == 1

@@ -34,7 +34,7 @@ class PromptAnswer:
     prompt: str | Sequence[Message]
     """A text, or the messages before the last turn of the assistant."""
     answer: str
-    """The completion, or the content of that turn."""
+    """The completion, or the content of that turn; without one, its calls of tools."""
     turn: Message = field(default_factory=dict)
     """That turn; empty for a text."""
     tools: Sequence[Message] = ()
@@ -64,6 +64,8 @@ def read_exchanges(split: Dataset, rows: Sequence[int]) -> list[PromptAnswer]:
         if last:
             turn = messages[last]
             answer = turn["content"].rpartition(_AFTER_THOUGHTS)[2].strip()
+            calls = (json.dumps(call["function"]) for call in turn.get("tool_calls") or ())
+            answer = answer or "\n".join(calls)
             exchanges.append(
                 PromptAnswer(
                     row=row, prompt=messages[:last], answer=answer, turn=turn, tools=talk["tools"]
