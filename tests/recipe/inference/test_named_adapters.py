@@ -19,6 +19,7 @@ from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
 from recipe.inference import named_adapters, registry
 from recipe.models.sources.origin import Origin
+from recipe.runtime import blocked_weights
 from tests.support.adapter_kit import adapter, merged
 from tests.support.refusals import refused
 from tests.support.serving_kit import TEXTS, assert_close, save, tokenizer
@@ -130,6 +131,23 @@ def test_adapters_share_an_encoder_whose_texts_are_padded(tmp_path: Path) -> Non
     answers = ask(served[0], [("a", TEXTS), ("b", TEXTS), ("", TEXTS)])
     assert_close(answers[1], ask(loaded(whole)[0], [("", TEXTS)])[0], 1e-4)
     assert answers[0] != answers[1]
+
+
+def test_products_are_added_before_an_activation_that_the_base_may_fuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With oneDNN's layout, which takes layers from 64 columns on."""
+    monkeypatch.setattr(blocked_weights, "_is_faster", lambda: True)
+    base = save("BertModel", tmp_path / "base", hidden_size=64, intermediate_size=128)
+    folder = adapter(base, tmp_path / "a", AUTO["SEQ_CLS"], 1, task_type="SEQ_CLS",
+                     target_modules=["query", "intermediate.dense"])  # fmt: skip
+    served = loaded(base)
+    layer: Any = served[0].loaded_model.model.encoder.layer[0].intermediate.dense  # type: ignore[union-attr]
+    assert layer.weight.is_meta
+    load("a", folder, served)
+    whole = merged(base, folder, tmp_path / "merged", AUTO["SEQ_CLS"])
+    answers = ask(served[0], [("a", TEXTS), ("", TEXTS)])
+    assert_close(answers[0], ask(loaded(whole)[0], [("", TEXTS)])[0], 1e-4)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
