@@ -54,7 +54,9 @@ def doctor(
         base = Path(scratch) if job.channels else job.base
         local_job.write_tree(replace(job, base=base))
         based = {**environ, "SAGEMAKER_BASE_DIR": str(base)}
-        return checks.doctor(based, as_json, steps, question)
+        # Nobody knows the folder of links.
+        unnamed = f"{scratch}/input/data/" if job.channels else ""
+        return checks.doctor(based, as_json, steps, question, unnamed)
 
 
 def quantize(

@@ -59,10 +59,15 @@ def doctor(
     as_json: bool,
     steps: int = 0,
     question: InstanceQuestion | None = None,
+    unnamed: str = "",
 ) -> int:
     """Check the job under SAGEMAKER_BASE_DIR, train a number of steps (0: none) that leave nothing
     behind, and print the findings, then the instance types of a question. Returns 1 if there is an
-    error, else 0."""
+    error, else 0.
+
+    Args:
+        unnamed: The beginning of paths that the output leaves out.
+    """
     findings = []
     needs: list[str] = []
     keep = None if question is None else needs.append
@@ -72,7 +77,8 @@ def doctor(
             findings.append(finding)
             if not as_json:
                 lines = below.join(str(finding).splitlines())
-                text = logs.mask(f"{_MARKS[finding.level]:5}  {finding.what:{_WIDTH}}  {lines}")
+                text = f"{_MARKS[finding.level]:5}  {finding.what:{_WIDTH}}  {lines}"
+                text = logs.mask(text.replace(unnamed, ""))
                 print(terminal.colored(text) if sys.stdout.isatty() else text, flush=True)
     counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
     report = answer_question(question, needs[0]) if question is not None and needs else None
@@ -81,7 +87,7 @@ def doctor(
         if report is not None:
             summary["instances"] = report.as_dict()
         text = json.dumps({**summary, "findings": list(map(asdict, findings))}, indent=1)
-        print(logs.mask(text))
+        print(logs.mask(text.replace(unnamed, "")))
     else:
         for line in ("", *report.lines()) if report is not None else ():
             print(line)

@@ -152,6 +152,7 @@ def test_doctor_checks_a_command_line_and_leaves_nothing(data: Path) -> None:
     seen = {finding["what"]: finding["detail"] for finding in json.loads(done.stdout)["findings"]}
     assert "loading the model: 10 s so far\n" in done.stderr and "other" not in done.stderr
     assert seen["seen"] == "--epochs 2 --model_name_or_path a/name", done.stderr
+    assert seen["channel train"].endswith("(train)")
     assert not (data / "runs").exists()
 
 
@@ -323,7 +324,7 @@ def test_a_stopped_predict_stops_its_server_and_continues(data: Path) -> None:
 def test_hyperparameters_are_shown_by_group() -> None:
     here = Path(__file__).parent
     shown = amphora("train", "--help", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
-    positions = [shown.index(part) for part in ("usage:", "Model:", "--lora_r", "Data:")]
+    positions = [shown.index(part) for part in ("usage:", "Model, such as", "--lora_r", "Columns, such as")]
     assert positions == sorted(positions)
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support import serving_kit
+from tests.support import images, serving_kit
 from tests.support.servers import RECIPE, Running, Start, write_model
 from tests.support.until import until
 
@@ -273,7 +273,24 @@ KINDS = {
     "T5ForConditionalGeneration": "/generated_text|^\\S+/",
     "LlamaForCausalLM": "/\\w/",
     "GPT2LMHeadModel": "/\\w/",
+    "ranks": "/The train is an hour late/",
 }  # fmt: skip
+
+
+def save_kind(kind: str, folder: Path) -> None:
+    """Save a tiny model of a class, or one that ranks or that classifies images."""
+    if kind == "ranks":
+        serving_kit.save("BertForSequenceClassification", folder, num_labels=1)
+    elif kind == "images":
+        config = images.made.ViTConfig(image_size=32, patch_size=8, **images.SIZES, num_labels=12)
+        images.made.ViTForImageClassification(config).save_pretrained(folder)
+        images.made.ViTImageProcessorPil(size=images.SQUARE).save_pretrained(folder)
+    else:
+        serving_kit.save(kind, folder)
+    if kind.startswith("Llama"):
+        tokenizer = serving_kit.tokenizer()
+        tokenizer.chat_template = CHAT
+        tokenizer.save_pretrained(folder)
 
 
 @pytest.mark.heavy
@@ -281,14 +298,12 @@ def test_each_kind_of_model_answers_its_example(
     start: Start, browser: Browser, tmp_path: Path
 ) -> None:
     server = start(AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL="true", **RECIPE).ready()
-    for kind in KINDS:
-        folder = serving_kit.save(kind, tmp_path / "kinds" / kind)
-        if kind.startswith("Llama"):
-            tokenizer = serving_kit.tokenizer()
-            tokenizer.chat_template = CHAT
-            tokenizer.save_pretrained(folder)
+    for kind in (*KINDS, "images"):
+        folder = tmp_path / "kinds" / kind
+        save_kind(kind, folder)
         about = {"model_name": kind, "url": str(folder)}
-        server.http.post("/models", json=about).raise_for_status()
+        reply = server.http.post("/models", json=about)
+        assert reply.status_code == 200, (kind, reply.text, server.log[-2000:])
     for kind, shown in KINDS.items():
         browser.open(server)
         browser.open(server, kind)
@@ -297,3 +312,18 @@ def test_each_kind_of_model_answers_its_example(
         assert browser.run(f"{shown}.test($('answer').innerText)"), (
             kind, browser.run("$('answer').innerText")
         )  # fmt: skip
+    # An image is dropped, shown, and classified.
+    browser.open(server)
+    browser.open(server, "images")
+    assert browser.ask().endswith("not sent: choose a file")
+    browser.run(
+        "const bytes = Uint8Array.from(atob('" + images.TEXT + "'), (each) => each.charCodeAt(0));"
+        "const held = new DataTransfer();"
+        "held.items.add(new File([bytes], 'noise.png', { type: 'image/png' }));"
+        "document.querySelector('.drop').dispatchEvent("
+        "new DragEvent('drop', { dataTransfer: held, bubbles: true, cancelable: true }));"
+    )
+    browser.until("document.querySelector('.drop img')?.naturalWidth === 50")
+    assert "status 200" in browser.ask()
+    assert browser.run("document.querySelectorAll('#answer tr').length") >= 5
+    assert "@noise.png" in browser.code("curl")
