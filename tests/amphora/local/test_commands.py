@@ -324,7 +324,9 @@ def test_a_stopped_predict_stops_its_server_and_continues(data: Path) -> None:
 def test_hyperparameters_are_shown_by_group() -> None:
     here = Path(__file__).parent
     shown = amphora("train", "--help", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
-    positions = [shown.index(part) for part in ("usage:", "Model, such as", "--lora_r", "Columns, such as")]
+    positions = [
+        shown.index(part) for part in ("usage:", "Model, such as", "--lora_r", "Columns, such as")
+    ]
     assert positions == sorted(positions)
 
 
