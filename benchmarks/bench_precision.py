@@ -33,7 +33,8 @@ from tests.support.tasks import CASES, write
 TASKS = {
     "text-classification": "accuracy", "token-classification": "f1",
     "question-answering": "f1", "reranking": "ndcg_at_10",
-    "masked-lm": "accuracy", "causal-lm": "accuracy", "causal-lm, LoRA": "accuracy",
+    "masked-lm": "token_accuracy", "causal-lm": "token_accuracy",
+    "causal-lm, LoRA": "token_accuracy",
     "MiniLM": "accuracy",
 }  # fmt: skip
 WAYS = {

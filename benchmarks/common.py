@@ -59,8 +59,9 @@ def write_texts(path: Path, rows: int, words: int) -> None:
             stream.write(f"{text},{draw.choice('ab')}\n")
 
 
-def training_arguments(folder: str, size: int, steps: int, **changes: Any) -> Any:
-    """Return TrainingArguments with the fused optimizer; nothing is saved, evaluated or logged."""
+def training_arguments(folder: str, size: int, steps: int, kind: Any = None, **changes: Any) -> Any:
+    """Return TrainingArguments, or those of a subclass, with the fused optimizer; nothing is saved,
+    evaluated or logged."""
     import torch
     from transformers import TrainingArguments
 
@@ -71,7 +72,7 @@ def training_arguments(folder: str, size: int, steps: int, **changes: Any) -> An
         "logging_strategy": "no", "report_to": "none", "disable_tqdm": True,
         "logging_nan_inf_filter": False,
     }  # fmt: skip
-    return TrainingArguments(**values | changes)
+    return (kind or TrainingArguments)(**values | changes)
 
 
 def take_turns(

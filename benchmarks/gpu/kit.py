@@ -23,7 +23,7 @@ WHEELS = (
     "httptools", "anyio", "h11", "click", "prometheus-client", "python-dateutil",
     "six", "tensorboardx", "threadpoolctl", "joblib", "sentence-transformers", "jinja2",
     "markupsafe", "seqeval", "sacrebleu", "portalocker", "tabulate", "colorama", "rouge-score",
-    "absl-py", "nltk", "sentencepiece",
+    "absl-py", "nltk", "sentencepiece", "trl",
 )  # fmt: skip
 """Small ones only: pyarrow, pandas, scikit-learn, scipy and matplotlib would be 150 MB."""
 SOURCE_ONLY = ("seqeval", "rouge-score")
