@@ -108,7 +108,7 @@ class WorkerAdapters:
         """Unload an adapter from all workers. Raises Fault (404) if it is not loaded."""
         async with self.changing:
             if self._folders is None or self.sources.pop(name, None) is None:
-                raise Fault(404, "adapter_not_found", f"The adapter {name!r} was not paths.")
+                raise Fault(404, "adapter_not_found", f"The adapter {name!r} is not loaded.")
             folder = self._folders.pop(name)
             del self.described[name]
             await self._tell(Adapt(name=name))
