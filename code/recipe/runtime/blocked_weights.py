@@ -95,13 +95,16 @@ def reorder(model: nn.Module, fuses: bool = True) -> Callable[[], None]:
         id(weight) for module in model.modules() for weight in module.parameters(recurse=False)
     )
     modules: list[Any] = list(model.modules())
+    first = next(model.parameters(), None)
     layers = [
         module
         for module in modules
         if type(module) in (nn.Linear, Conv1D)
         and min(module.weight.shape) >= _NARROWEST
-        # Tied weights, such as those of a masked model's decoder, stay.
+        # Tied weights, such as those of a masked model's decoder, stay, and those by which
+        # transformers tells the model's device: XLM-RoBERTa's head comes first.
         and counts[id(module.weight)] == 1
+        and module.weight is not first
     ]
     activations: list[tuple[nn.Module, str, Any]] = []
     with_gelu = set()

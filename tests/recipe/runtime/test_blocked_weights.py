@@ -55,6 +55,17 @@ def test_products_are_the_same_to_the_bit() -> None:
 
 
 @needs_kernels
+def test_a_model_whose_head_comes_first_still_tells_its_device() -> None:
+    torch.manual_seed(0)
+    config = transformers.XLMRobertaConfig(**SIZES)
+    model: Any = transformers.XLMRobertaForSequenceClassification(config).eval().bfloat16()
+    assert next(iter(model.state_dict())) == "classifier.dense.weight"
+    blocked_weights.reorder(model)
+    assert model.device.type == "cpu"
+    assert model.roberta.encoder.layer[0].intermediate.dense.weight.device.type == "meta"
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     "kind", [transformers.BertForSequenceClassification, transformers.BertForMaskedLM]
 )
