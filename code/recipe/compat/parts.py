@@ -122,6 +122,10 @@ PARTS = (
              majors=())
         for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     ),
+    *(
+        Seam("torch", name, "weights in bfloat16 and CUDA graphs: all gradients by one call")
+        for name in ("_foreach_copy_", "_foreach_zero_")
+    ),
     Seam("torch", "_dynamo", "serving by torch.compile: as many graphs as there are shapes"),
     Seam("torch.nn:Module", "_parameters", "whole weights instead of shards", inside=True),
 )  # fmt: skip

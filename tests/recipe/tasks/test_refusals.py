@@ -178,7 +178,10 @@ def test_test_data_without_what_is_learned_is_left_out(
     assert task.data.test is None and 0 < len(task.data.evaluation) < 24
     if "do_predict" in TASKS[name].takes:
         with refused(RecipeError, "/test/", "has no value", "leave the file out"):
-            task_table.load(name)(channels, parse(["--task", name, "--do_predict", "True"]))
+            argv = ["--task", name, "--do_predict", "True"]
+            if "do_generate" in TASKS[name].takes:
+                argv += ["--do_generate", "True"]
+            task_table.load(name)(channels, parse(argv))
 
 
 @UNLABELLED
