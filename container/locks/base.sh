@@ -36,6 +36,7 @@ keep() {
     done >"$kept"
 }
 
+# --no-compile: dated.py does, at the end of the step.
 # --use-pep517: packages that come as source are built with the tools that they name, not the base's.
 install() {
     lock=$1
@@ -48,7 +49,7 @@ install() {
             *) echo "$line" ;;
         esac
     done <"$lock" >"$wanted"
-    python3 -m pip install --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
+    python3 -m pip install --no-compile --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
     rm "$wanted"
     check
 }
@@ -65,7 +66,7 @@ neuronx() {
     esac
     now=$(mktemp)
     installed | grep '^[^ @]*==' >"$now"
-    python3 -m pip install --disable-pip-version-check "$wanted" 'neuronx-cc==2.*' nki -c "$now" \
+    python3 -m pip install --no-compile --disable-pip-version-check "$wanted" 'neuronx-cc==2.*' nki -c "$now" \
         --extra-index-url "${NEURON_INDEX:-https://pip.repos.neuron.amazonaws.com}" || {
         echo "$wanted cannot be added to the base with torch $torch; pip says why above. $remedy" >&2
         return 1
@@ -74,7 +75,7 @@ neuronx() {
 }
 
 add() {
-    python3 -m pip install --no-deps --disable-pip-version-check "$1"
+    python3 -m pip install --no-compile --no-deps --disable-pip-version-check "$1"
     sh "$1/locks/sbom.sh" "$1/locks/sbom.txt" >/opt/amphora/sbom.cdx.json
     cp "$1/amphora/hook/bash_env.sh" /opt/amphora
     chmod 644 /opt/amphora/bash_env.sh

@@ -11,6 +11,7 @@ import pytest
 
 from tests.docker.conftest import (
     ONE_THREAD,
+    ROOT,
     Docker,
     Job,
     container,
@@ -61,6 +62,20 @@ def test_gpus_and_cpus_share_all_dependencies_but_one_each(
         for image in (gpu_image, cpu_image)
     ]
     assert differing == ["['bitsandbytes']", "['ctranslate2']"]
+
+
+def test_building_again_gives_the_same_layers(
+    docker: Docker, cpu_image: str, torch_base: str
+) -> None:
+    """Every step runs again; of the first build only pip's downloads are there."""
+    options = ("--no-cache", "-f", str(ROOT / "Dockerfile.gpu"), "-t", "amphora:test-again")
+    of = ("--build-arg", "KIND=cpu", "--build-arg", f"BASE_IMAGE={torch_base}")
+    docker("build", *options, *of, str(ROOT), timeout=1200)
+    first, again = (
+        json.loads(docker("inspect", "-f", "{{json .RootFS.Layers}}", image).stdout)
+        for image in (cpu_image, "amphora:test-again")
+    )
+    assert first == again
 
 
 def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str) -> None:
