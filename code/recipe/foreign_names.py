@@ -63,7 +63,6 @@ tol | early_stopping_threshold
 max_doc_stride | doc_stride
 name | run_name
 val | do_eval
-activation_checkpointing | gradient_checkpointing
 save_top_k | save_total_limit
 log_every_n_steps | logging_steps
 """)}  # fmt: skip
