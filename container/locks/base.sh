@@ -36,7 +36,7 @@ keep() {
     done >"$kept"
 }
 
-# --no-compile: dated.py does, at the end of the step.
+# --no-compile: dated.py does, at the end of the step. -g0: debugging information names a random folder.
 # --use-pep517: packages that come as source are built with the tools that they name, not the base's.
 install() {
     lock=$1
@@ -49,7 +49,7 @@ install() {
             *) echo "$line" ;;
         esac
     done <"$lock" >"$wanted"
-    python3 -m pip install --no-compile --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
+    CFLAGS=-g0 python3 -m pip install --no-compile --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
     rm "$wanted"
     check
 }

@@ -65,9 +65,10 @@ def test_gpus_and_cpus_share_all_dependencies_but_one_each(
 
 
 def test_building_again_gives_the_same_layers(
-    docker: Docker, cpu_image: str, torch_base: str
+    docker: Docker, cpu_image: str, torch_base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step runs again; of the first build only pip's downloads are there."""
+    monkeypatch.setenv("DOCKER_BUILDKIT", "1")
     options = ("--no-cache", "-f", str(ROOT / "Dockerfile.gpu"), "-t", "amphora:test-again")
     of = ("--build-arg", "KIND=cpu", "--build-arg", f"BASE_IMAGE={torch_base}")
     docker("build", *options, *of, str(ROOT), timeout=1200)
