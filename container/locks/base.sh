@@ -49,7 +49,7 @@ install() {
             *) echo "$line" ;;
         esac
     done <"$lock" >"$wanted"
-    CFLAGS=-g0 python3 -m pip install --no-compile --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
+    CFLAGS=-g0 python3 -m pip install --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept" --no-compile
     rm "$wanted"
     check
 }
@@ -66,7 +66,7 @@ neuronx() {
     esac
     now=$(mktemp)
     installed | grep '^[^ @]*==' >"$now"
-    python3 -m pip install --no-compile --disable-pip-version-check "$wanted" 'neuronx-cc==2.*' nki -c "$now" \
+    python3 -m pip install --disable-pip-version-check "$wanted" 'neuronx-cc==2.*' nki -c "$now" --no-compile \
         --extra-index-url "${NEURON_INDEX:-https://pip.repos.neuron.amazonaws.com}" || {
         echo "$wanted cannot be added to the base with torch $torch; pip says why above. $remedy" >&2
         return 1
@@ -75,7 +75,7 @@ neuronx() {
 }
 
 add() {
-    python3 -m pip install --no-compile --no-deps --disable-pip-version-check "$1"
+    python3 -m pip install --no-deps --disable-pip-version-check "$1" --no-compile
     sh "$1/locks/sbom.sh" "$1/locks/sbom.txt" >/opt/amphora/sbom.cdx.json
     cp "$1/amphora/hook/bash_env.sh" /opt/amphora
     chmod 644 /opt/amphora/bash_env.sh

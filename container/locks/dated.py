@@ -23,13 +23,13 @@ def changed(began):
     modes, folders = {}, ["/"]
     for folder in folders:  # which grows
         for entry in os.scandir(folder):
-            found = entry.stat(follow_symlinks=False)
-            if entry.path in NOT_IN_LAYERS or found.st_dev != root:
+            status = entry.stat(follow_symlinks=False)
+            if entry.path in NOT_IN_LAYERS or status.st_dev != root:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)
-            if found.st_ctime_ns >= since:
-                modes[entry.path] = found.st_mode
+            if status.st_ctime_ns >= since:
+                modes[entry.path] = status.st_mode
     return dict(sorted(modes.items()))
 
 

@@ -70,8 +70,8 @@ def test_building_again_gives_the_same_layers(
     """Every step runs again; of the first build only pip's downloads are there."""
     monkeypatch.setenv("DOCKER_BUILDKIT", "1")
     options = ("--no-cache", "-f", str(ROOT / "Dockerfile.gpu"), "-t", "amphora:test-again")
-    of = ("--build-arg", "KIND=cpu", "--build-arg", f"BASE_IMAGE={torch_base}")
-    docker("build", *options, *of, str(ROOT), timeout=1200)
+    arguments = ("--build-arg", "KIND=cpu", "--build-arg", f"BASE_IMAGE={torch_base}")
+    docker("build", *options, *arguments, str(ROOT), timeout=1200)
     first, again = (
         json.loads(docker("inspect", "-f", "{{json .RootFS.Layers}}", image).stdout)
         for image in (cpu_image, "amphora:test-again")
