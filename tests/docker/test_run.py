@@ -64,6 +64,7 @@ def test_gpus_and_cpus_share_all_dependencies_but_one_each(
     assert differing == ["['bitsandbytes']", "['ctranslate2']"]
 
 
+@pytest.mark.long
 def test_building_again_gives_the_same_layers(
     docker: Docker, cpu_image: str, torch_base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
