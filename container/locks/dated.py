@@ -16,11 +16,12 @@ SECONDS = 946684800  # 2000: before that, some tools refuse a time
 NOT_IN_LAYERS = ("/dev", "/proc", "/sys")
 
 
-def changed(began):
+def changed(began: str) -> dict[str, int]:
     """Return the modes of the paths in the root's file system that have changed since a file was
     made, sorted by path."""
     since, root = os.lstat(began).st_ctime_ns, os.lstat("/").st_dev
-    modes, folders = {}, ["/"]
+    modes: dict[str, int] = {}
+    folders = ["/"]
     for folder in folders:  # which grows
         for entry in os.scandir(folder):
             status = entry.stat(follow_symlinks=False)
@@ -33,7 +34,7 @@ def changed(began):
     return dict(sorted(modes.items()))
 
 
-def main():
+def main() -> None:
     """Date the modules that the step has made, compile them, and date everything."""
     began = sys.argv[1]
     modules = [
