@@ -11,7 +11,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, util
+from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer
 
 from recipe import arguments
@@ -56,6 +58,20 @@ def test_prompts_and_lengths_are_those_of_the_librarys_folder(
     settings = json.loads((folder / "config_sentence_transformers.json").read_text())
     assert settings["similarity_fn_name"] == "cosine"
     assert not (folder / "config.json").read_text().count("after_encoder")
+
+
+def test_a_model_that_normalizes_is_saved_as_it_was_trained(
+    still_model: Path, tmp_path: Path
+) -> None:
+    """Such as MiniLM: the job compares the vectors of both."""
+    channels = {"train": write(tmp_path / "data", triplets(16))}
+    modules = [Transformer(str(still_model)), Pooling(32, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "base"))
+    argv = (*TASK, "--max_steps", "1", "--batch_size", "8", "--eval_strategy", "no")
+    run(tmp_path, tmp_path / "base", channels, *argv)
+    assert (tmp_path / "model" / "proof.json").is_file()
+    (vector,) = Handlers(tmp_path / "model").ask({"inputs": ["film"]})
+    assert np.linalg.norm(vector) == pytest.approx(1)
 
 
 def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recipe.backend.padded_rows import token_values
 from recipe.backend.proofs import checking
@@ -88,7 +89,12 @@ class TrainedAnswers:
             reading = None if prepared is None else checking.rows_of(task, prepared)[1]
         if isinstance(reading, Pooling) and task.loaded_model is not None:
             rows = [TokenRow(inputs["input_ids"][0].tolist()) for inputs in self.inputs]
-            return [row[None] for row in task.loaded_model.forward(rows, reading)]
+            vectors = [row[None] for row in task.loaded_model.forward(rows, reading)]
+            if getattr(
+                task, "normalizes", False
+            ):  # after the reading, if a request does not differ
+                vectors = [functional.normalize(vector, dim=-1) for vector in vectors]
+            return vectors
         return [_output(checking.model_of(task), inputs) for inputs in self.inputs]
 
 
