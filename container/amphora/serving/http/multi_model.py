@@ -38,20 +38,6 @@ _MOST_NAMED = 3
 
 
 @dataclass(eq=False)
-class HostedModel:
-    name: str
-    url: str
-    pool: Pool
-    used: float
-    """When a request last named it, on the monotonic clock."""
-
-    @property
-    def entry(self) -> dict[str, str]:
-        """Return its entry in SageMaker's API."""
-        return {"modelName": self.name, "modelUrl": self.url}
-
-
-@dataclass(eq=False)
 class _Reservation:
     """The memory of a model that is being loaded."""
 
@@ -62,9 +48,26 @@ class _Reservation:
 
     @property
     def rest(self) -> int:
-        """Return the bytes that it has not taken yet."""
+        """Return the bytes that it has not taken yet: none once all its workers live."""
+        if self.pool is not None and self.pool.living >= self.pool.settings.workers:
+            return 0
         taken = sum(map(_private_memory, self.pool.process_ids)) if self.pool else 0
         return max(0, self.size - taken)
+
+
+@dataclass(eq=False)
+class HostedModel:
+    name: str
+    url: str
+    pool: Pool
+    memory: _Reservation
+    used: float
+    """When a request last named it, on the monotonic clock."""
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """Return its entry in SageMaker's API."""
+        return {"modelName": self.name, "modelUrl": self.url}
 
 
 class MultiModel:
@@ -80,6 +83,8 @@ class MultiModel:
         self._loading: dict[str, _Reservation] = {}
         self._leaving: list[HostedModel] = []
         """Those that answer their last requests."""
+        self._losses: list[asyncio.Task[None]] = []
+        """Kept, since the loop keeps no task that nobody waits for."""
 
     @property
     def routes(self) -> list[Route]:
@@ -143,13 +148,34 @@ class MultiModel:
         """Unload a model, once it has answered the requests that it has."""
         check_origin(request)
         model = self.find(request.path_params["name"])
-        del self._models[model.name]
-        self._leaving.append(model)
-        await model.pool.drain()
-        await model.pool.close()
-        self._leaving.remove(model)
+        await self._end(model)
         LOG.info("Model %s is unloaded.", model.name)
         return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
+
+    async def _end(self, model: HostedModel) -> None:
+        """Take a model out, and end its workers once they have answered."""
+        del self._models[model.name]
+        self._leaving.append(model)
+        try:
+            await model.pool.drain()
+        finally:
+            await model.pool.close()
+            self._leaving.remove(model)
+
+    async def _lose(self, model: HostedModel) -> None:
+        """Unload a model whose workers cannot be started again, so that it may be loaded anew."""
+        if self._models.get(model.name) is model:
+            error = model.pool.failed.result()
+            LOG.error("Model %s is unloaded, since its workers do not start: %s", model.name, error)
+            for call in model.pool.waiting:
+                call.fail(Fault(503, "not_ready", "The model's workers have ended."))
+            await self._end(model)
+
+    def stop_loading(self) -> None:
+        """End all loads, since the server stops."""
+        for pool in [one.pool for one in self._loading.values() if one.pool is not None]:
+            if not pool.failed.done():
+                pool.failed.set_result(spawner.ModelLoadError("The server stops."))
 
     async def invoke(self, request: Request) -> Response:
         """Answer a request by the model of that name."""
@@ -173,21 +199,32 @@ class MultiModel:
             ends: list[asyncio.Future[Any]] = [pool.loaded, pool.failed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if pool.failed.done():
-                await pool.close()
                 error = pool.failed.result()
                 LOG.error("Model %s: %s", name, error)
                 if isinstance(error, spawner.TooLarge):
                     raise Fault(507, "out_of_memory", f"{error}{self._least_used()}")
                 raise Fault(500, "model_not_loaded", str(error))
-            self._models[name] = HostedModel(name, folder, pool, used=time.monotonic())
+        except BaseException:
+            if reservation.pool is not None:
+                await reservation.pool.close()
+            raise
         finally:
             del self._loading[name]
+        if settings.device_kind == CPU and not pool.loaded.result().forkable:
+            # The other workers load it, too.
+            reservation.size = needed * settings.workers
+        model = HostedModel(name, folder, pool, reservation, used=time.monotonic())
+        self._models[name] = model
+        pool.failed.add_done_callback(
+            lambda _: self._losses.append(asyncio.create_task(self._lose(model)))
+        )
         LOG.info("Model %s is loaded from %s.", name, folder)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
     def _reserve(self, name: str, reservation: _Reservation, needed: int) -> None:
         """Reserve memory for a model. Raises Fault (507) if it is short."""
-        reserved = sum(other.rest for other in self._loading.values())
+        others = [*self._loading.values(), *(model.memory for model in self._models.values())]
+        reserved = sum(other.rest for other in others)
         free = max(0, free_memory() - reserved)
         if needed > free:
             sizes = f"about {needed // MIB} MiB of memory, and {free // MIB} MiB are free"
@@ -210,12 +247,16 @@ class MultiModel:
 
         SAGEMAKER_PROGRAM applies to models that have the file, and to an archive for all models.
         """
-        if not folder.is_dir():
-            raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
         settings = self._invocations.settings
         # In a thread, since /ping would wait if the files are many or on a slow disk.
         file_sizes = (path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        weights = await asyncio.to_thread(sum, file_sizes)
+        try:
+            if not folder.is_dir():
+                raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
+            weights = await asyncio.to_thread(sum, file_sizes)
+        except OSError as error:
+            reason = f"Model {name!r}: {folder} cannot be read: {error.strerror}."
+            raise Fault(404, "model_not_found", reason) from error
         processes = 1 if settings.device_kind == CPU else settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
         program = settings.program

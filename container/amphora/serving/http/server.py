@@ -343,6 +343,8 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     if stop.is_set():
         LOG.info("Stopping: requests that have arrived are answered first.")
         front.invocations.draining = True
+        if front.models is not None:
+            front.models.stop_loading()
         await asyncio.sleep(_LINGER_SECONDS)
         for listener in server.servers:
             listener.close()
