@@ -64,7 +64,7 @@ def load(
     origin: Origin,
     architecture: Any,
     environ: Mapping[str, str] = os.environ,
-    reading: Reading | None = None,
+    reading: OutputKind | None = None,
 ) -> LoadedModel:
     """Load a model by one of transformers' Auto classes, on an accelerator if there is one.
 
@@ -113,7 +113,7 @@ def load(
     else:
         if kind not in DEVICES:
             # The caller computes means of tokens.
-            states = Reading.TOKENS if reading is Reading.MEAN else reading
+            states = reading if reading is Reading.LABELS else Reading.TOKENS
             loaded, name = precision.settled(loaded, origin, architecture, name, environ, states)
         loaded = laid_out(loaded, origin, kind, architecture, reading, environ, read_exactly)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
@@ -122,7 +122,7 @@ def load(
 
 
 def _adapted(
-    origin: HostedOrigin, architecture: Any, environ: Mapping[str, str], reading: Reading
+    origin: HostedOrigin, architecture: Any, environ: Mapping[str, str], reading: OutputKind
 ) -> LoadedModel:
     """Return the served model with an adapter. Raise ModelError if it does not fit, or does not
     give the answers of its proof."""

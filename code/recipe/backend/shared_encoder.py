@@ -28,8 +28,11 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import CallLayout, LoadedModel
 from recipe.backend.packed_rows import HEADS, PackedRows
 from recipe.backend.rows import OutputKind, TokenRow, Values
+from recipe.backend.saved import weights
+from recipe.compat import dtype_argument
 from recipe.compat.new_weights import unread_weights
 from recipe.errors import ModelError, join_names
+from recipe.models import sentence_encoders
 from recipe.models.lora_files import LoraFiles, LowRank
 from recipe.models.sources.origin import Origin
 from recipe.storage import checksums
@@ -138,7 +141,7 @@ class SharedEncoder:
             layer.register_forward_hook(self._add)
             self._hooked.add(layer)
         values = {item.name: getattr(loaded, item.name) for item in fields(loaded)}
-        values |= {"model": model, "layout": layout, "max_length": self._max_length(origin)}
+        values |= {"model": model, "layout": layout, "max_length": self.max_length(origin)}
         return AdaptedModel(**values, products=layers, shared=self)
 
     def _assembled(self, origin: Origin, architecture: Any, files: LoraFiles) -> PreTrainedModel:
@@ -207,6 +210,15 @@ class SharedEncoder:
         pooler: nn.Module = getattr(whole, _AFTER_STATES).eval().to(self.loaded.model.device)
         return pooler
 
+    @cached_property
+    def sentences(self) -> Any:
+        """Return the base's SentenceTransformer, or one that means its states, around this encoder.
+        Raise ModelError if the library cannot load it."""
+        device, dtype = str(self.loaded.model.device), dtype_argument(self.loaded.model.dtype)
+        sentences = weights.read_sentences(self.origin, device, dtype)
+        sentence_encoders.set_encoder(sentences[0], self.encoder)
+        return sentences
+
     def _check_tokenizer(self, origin: Origin, files: LoraFiles) -> None:
         """Raise ModelError if an adapter has another tokenizer than its base, which they share."""
         path = Path(files.location, _TOKENIZERS[0])
@@ -217,7 +229,7 @@ class SharedEncoder:
                 raise files.misfit("its tokenizer is another one")
             self._tokenizers.add(digest)
 
-    def _max_length(self, origin: Origin) -> int:
+    def max_length(self, origin: Origin) -> int:
         """Return how many tokens of a text an adapter reads: as many as its training."""
         loaded, settings = self.loaded, {}
         if (path := Path(origin.location, _TOKENIZERS[1])).is_file():

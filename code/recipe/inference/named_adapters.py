@@ -50,7 +50,8 @@ def load(
         others = {key: value for key, value in environ.items() if key != "HF_TASK"}
         chosen = registry.chosen(hosted, others)
         vectors = (registry.FEATURES, registry.SENTENCES)
-        if chosen == registry.FEATURES and registry.chosen(origin, environ) in vectors:
+        is_bare = chosen == registry.FEATURES and not hosted.sentence_modules
+        if is_bare and registry.chosen(origin, environ) in vectors:
             # With the base's own pooling.
             adapted = loading.load(hosted, AutoModel, others, Reading.MEAN)
             task: ServedTask = dataclasses.replace(model, loaded=adapted)  # type: ignore[type-var]

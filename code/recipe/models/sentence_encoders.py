@@ -147,16 +147,40 @@ def save(
     folder: Path,
     settings: ModelSettings,
 ) -> None:
-    """Write the trained model as a folder of sentence-transformers, which AutoModel also reads.
+    """Write the trained model as a folder of sentence-transformers, which AutoModel also reads:
+    its adapter instead of the encoder if that is saved alone, and the other modules whole.
 
     Args:
         weights: The gathered weights of a sharded model; None if it is not sharded.
     """
-    inner = lora.bare(lora.whole(model, weights, settings))
-    after = list(getattr(inner, AFTER))
+    model = lora.whole(model, weights, settings)
+    inner, first = lora.bare(model), sentences[0]
+    after = getattr(inner, AFTER)
+    for name, module in [*after.named_modules()]:
+        # Dense layers get adapters, too.
+        if hasattr(module, "unload_and_optionally_merge_module"):
+            whole = module.unload_and_optionally_merge_module(
+                merge=True, safe_merge=False, adapter_names=None
+            )
+            after.set_submodule(name, whole)
+        elif hasattr(module, "get_base_layer"):
+            module.merge()
+            after.set_submodule(name, module.get_base_layer())
     delattr(inner, AFTER)
     vars(inner).pop("forward", None)  # restores its class's forward
-    set_encoder(sentences[0], inner)
+    set_encoder(first, inner)
     for number, module in enumerate(after, 1):
         sentences[number] = module
+    if model is not inner:
+
+        def save_first(path: str, **_: Any) -> None:
+            lora.save(model, None, Path(path), settings)
+            first.processor.save_pretrained(path)
+            first.save_config(path)
+
+        initial = getattr(model, "initial_adapter", {})
+        model.initial_adapter = {
+            name: weight for name, weight in initial.items() if f".{AFTER}." not in name
+        }
+        first.save = save_first
     sentences.save_pretrained(str(folder), create_model_card=False)

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from recipe.backend.proofs import checking
 from recipe.backend.requests.payloads import Request
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -53,6 +54,14 @@ def ask(model: ServedTask, named: Sequence[tuple[str, list[str]]]) -> list[Any]:
         task = named_adapters.select(request, model)
         prepared.append(replace(task.prepare(request), task=task if name else None))
     return [answer["entries"] for answer in named_adapters.predict(prepared, model)]
+
+
+def values_of(task: ServedTask, texts: list[str]) -> torch.Tensor:
+    """Return the raw values of some texts, one after the other."""
+    prepared = task.prepare(Request(inputs=texts))
+    rows, reading = checking.rows_of(task, prepared)
+    assert task.loaded_model is not None
+    return torch.cat([value.flatten() for value in task.loaded_model.forward(rows, reading)])
 
 
 def write_encoder(kind: str, folder: Path) -> Path:
@@ -118,6 +127,27 @@ def test_a_batch_of_several_adapters_answers_as_each_merged_model(
     requests = [(name, texts[start : start + 2]) for start in (0, 2) for name in plain]
     for answer, (name, some) in zip(ask(served[0], requests), requests, strict=True):
         assert_close(answer, ask(plain[name], [("", some)])[0], 1e-4)
+
+
+@pytest.mark.heavy
+def test_adapters_in_bfloat16_are_as_near_to_float32_as_their_merged_models(tmp_path: Path) -> None:
+    """A merged weight is rounded once; here the product is rounded with the base's output."""
+    base = save("BertModel", tmp_path / "base", initializer_range=0.2)
+    served = loaded(base, AMPHORA_DTYPE="bfloat16")
+    texts = [" ".join(TEXTS[: 1 + number % 3]) for number in range(24)]
+    apart = {"named": 0.0, "merged": 0.0}
+    for seed, (task, auto) in enumerate(AUTO.items()):
+        folder = adapter(base, tmp_path / task, auto, seed, task_type=task,
+                         target_modules=["query", "value", "dense"])  # fmt: skip
+        whole = merged(base, folder, tmp_path / f"{task}-merged", auto)
+        exact, rounded = (
+            values_of(loaded(whole, AMPHORA_ADAPTERS="0", AMPHORA_DTYPE=dtype)[0], texts)
+            for dtype in ("float32", "bfloat16")
+        )
+        named = values_of(load(task, folder, served), texts)
+        for name, values in (("named", named), ("merged", rounded)):
+            apart[name] += float((values - exact).norm() / exact.norm())
+    assert 0 < apart["named"] <= 2 * apart["merged"] < 0.2
 
 
 def test_adapters_share_an_encoder_whose_texts_are_padded(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sentence embedding: trained in this process, read by sentence-transformers, served by our image."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, util
-from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer
 
 from recipe import arguments
+from recipe.backend.requests.payloads import Request
 from recipe.data import relevance, values
 from recipe.errors import HyperparameterError
+from recipe.inference import named_adapters
 from recipe.metrics import metric_names
 from recipe.models import sentence_encoders
 from recipe.models.sources.origin import Origin
@@ -191,7 +194,7 @@ def test_texts_of_lists_that_are_not_used_are_counted(
     assert [line.split()[0] for line in lines] == [str(left_out)] * bool(left_out)
 
 
-def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):
         SentenceEmbedding(channels, arguments.parse([*TASK, "--matryoshka_dims", "33,8"])).load(
@@ -202,9 +205,61 @@ def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_pat
     }
     with pytest.raises(HyperparameterError, match="Give 2 or more"):
         SentenceEmbedding(pairs, arguments.parse([*TASK, "--batch_size", "1"]))
-    argv = [*TASK, "--lora_r", "4", "--lora_save", "adapter"]
-    with pytest.raises(HyperparameterError, match="merged"):
-        SentenceEmbedding(channels, arguments.parse(argv))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("init", ["", "pissa"])
+def test_an_adapter_saved_alone_answers_as_the_merged_model(
+    init: str, still_model: Path, tmp_path: Path
+) -> None:
+    """Alone, by name, and trained further; of a base with a dense layer, that is adapted, too."""
+    channels = {"train": write(tmp_path / "data", triplets(24))}
+    first = Transformer(str(still_model))
+    parts = [Pooling(32, "cls"), Dense(32, 16), Normalize()]
+    base = tmp_path / "base"
+    SentenceTransformer(modules=[first, *parts], device="cpu").save(str(base))
+    texts = ["film number 7", "the great film was number 12 , truly", "bad " * 60]
+    body = {"inputs": texts, "parameters": {"prompt_name": "query"}}
+
+    def trained(name: str, model: Path, *argv: str, steps: int = 3) -> Path:
+        argv = (*TASK, "--max_steps", str(steps), "--lr", "0.05", "--batch_size", "8",
+                "--eval_strategy", "no", *argv)  # fmt: skip
+        run(tmp_path / name, model, channels, *argv)
+        return tmp_path / name / "model"
+
+    lora = ("--lora_r", "4", "--max_length", "40", "--query_prompt", "film , ")
+    lora += ("--init_lora_weights", init) if init else ()
+    merged = trained("merged", base, *lora)
+    adapter = trained("adapter", base, *lora, "--lora_save", "adapter")
+    assert not (adapter / "model.safetensors").exists()
+    assert (adapter / "2_Dense" / "model.safetensors").is_file()
+    expected = Handlers(merged).ask(body)
+    assert np.ptp(np.abs(np.array(expected) - Handlers(base).ask({"inputs": texts}))) > 0.01
+    assert_close(Handlers(adapter).ask(body), expected, 1e-4)
+    library = SentenceTransformer(str(base), device="cpu")
+    library.max_seq_length = 40
+    library.load_adapter(str(adapter))
+    library[2] = Dense.load(str(adapter), subfolder="2_Dense")
+    assert_close(library.encode(texts, prompt="film , ").tolist(), expected, 1e-4)
+    # By name, beside requests to the base.
+    served = Handlers(base, AMPHORA_ADAPTERS="1")
+    environ = {"AMPHORA_DTYPE": "float32"}
+    origin = Origin.find(str(base), {})
+    named_adapters.load("a", str(adapter), served.model, origin, environ)
+    tasks = (served.model.adapters.tasks["a"], served.model)
+    requests = [Request(inputs=texts, parameters=body["parameters"]), Request(inputs=texts)]
+    prepared = [
+        replace(task.prepare(some), task=task) for task, some in zip(tasks, requests, strict=True)
+    ]
+    ours, its = (answer["entries"] for answer in named_adapters.predict(prepared, served.model))
+    assert_close(ours, expected, 1e-4)
+    assert_close(its, Handlers(base).ask({"inputs": texts}), 1e-4)
+    assert tasks[0].max_length == 40 < served.model.max_length
+    # Further, from where it ended, and merged.
+    again = trained("again", adapter, "--lora_save", "adapter", "--lr", "1e-12", steps=1)
+    whole = trained("whole", again, "--merge_adapter", "True", "--lr", "1e-12", steps=1)
+    for folder in (again, whole):
+        assert_close(Handlers(folder).ask(body), expected, 1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])

@@ -6,6 +6,7 @@ A LoRA adapter that peft has saved is merged into its base.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -15,10 +16,15 @@ from transformers import AutoModel, PreTrainedModel
 from recipe.compat import attend_fully
 from recipe.compat.new_weights import check_layers, missing_weights, unread_weights
 from recipe.errors import UNLOADABLE, ModelError
+from recipe.models import sentence_encoders
 from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 
+_LIBRARY = "sentence_transformers"
+_SETTINGS = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+_SCALING = ("rope_parameters", "rope_scaling", "max_position_embeddings")
+"""Settings of an encoder with which an adapter may have been trained."""
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """sentence-transformers' modules that read the pooled vector alone."""
 _SENTENCE_FILES = (
@@ -54,6 +60,8 @@ def read_sentences(
     device: str,
     model_kwargs: Mapping[str, Any],
     config_kwargs: Mapping[str, Any] | None = None,
+    *,
+    merges: bool = True,
 ) -> Any:
     """Return the SentenceTransformer that `origin` names: a transformer, its pooling and dense
     layers. Raise ModelError if it cannot be loaded, lacks layers, or consists of something else.
@@ -61,16 +69,33 @@ def read_sentences(
     Args:
         model_kwargs: Keyword arguments with which transformers loads the encoder.
         config_kwargs: Values of its configuration.
+        merges: Whether an adapter is merged into the encoder, which is its base's otherwise.
     """
     from sentence_transformers import SentenceTransformer
 
+    sentences: Any
+    if origin.adapter:
+        base = Origin(origin.base, origin.options, texts=origin.texts)
+        before, after = base.read_settings(), origin.read_settings()
+        scaled = {
+            name: after[name]
+            for name in _SCALING
+            if after.get(name) not in (None, before.get(name))
+        }
+        sentences = read_sentences(base, device, model_kwargs, {**scaled, **(config_kwargs or {})})
+        encoder = sentences[0].auto_model
+        adapters.fit_vocabulary(origin, encoder)
+        if merges:
+            merged = adapters.merge_headless(origin, encoder).eval()
+            sentence_encoders.set_encoder(sentences[0], merged)
+        return surround(sentences, origin, origin.tokenizer())
     kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
     if kind != "SentenceTransformer":  # would be loaded with mean pooling
         raise ModelError(
             f"The model {origin.location} is a {kind} of sentence-transformers.", _OTHER_MODULES
         )
     with origin.explained(remedy=_SENTENCE_FILES, more=(KeyError, TypeError)):
-        sentences: Any = SentenceTransformer(
+        sentences = SentenceTransformer(
             origin.location,
             device=device,
             model_kwargs=dict(model_kwargs),
@@ -89,6 +114,33 @@ def read_sentences(
     subfolder = (origin.sentence_modules or [{}])[0].get("path", "")
     options = {**origin.options, "subfolder": subfolder}
     tokenizers.match_sentences(sentences[0], origin.location, origin.texts, options)
+    return sentences
+
+
+def surround(base: Any, origin: Origin, tokenizer: Any) -> Any:
+    """Return a SentenceTransformer with the encoder of `base`, another tokenizer, and the further
+    modules and prompts of the adapter in `origin`, if it has its own. Raise ModelError if they
+    cannot be loaded."""
+    from sentence_transformers.util import import_from_string
+
+    sentences, first = copy.copy(base), copy.copy(base[0])
+    first.processor = tokenizer
+    parts = list(base)[1:]
+    if modules := origin.sentence_modules[1:]:
+        parts = []
+        for module in modules:
+            package, _, kind = module["type"].rpartition(".")
+            if kind not in {"Pooling", *_AFTER_POOLING} or package.split(".")[0] != _LIBRARY:
+                what = f"The adapter {origin.location} has a module {module['type']}."
+                raise ModelError(what, _OTHER_MODULES)
+            with origin.explained(remedy=_SENTENCE_FILES, more=(KeyError, TypeError)):
+                library: Any = import_from_string(module["type"])
+                part = library.load(origin.location, subfolder=module["path"])
+            parts.append(part.to(first.auto_model.device).eval())
+    sentences._modules = {str(number): part for number, part in enumerate([first, *parts])}
+    for name, value in origin.sentence_settings.items():
+        if name in _SETTINGS:
+            setattr(sentences, name, value)
     return sentences
 
 

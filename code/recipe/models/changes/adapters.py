@@ -121,6 +121,13 @@ def read_base(
     return model, report
 
 
+def fit_vocabulary(origin: Origin, model: Any) -> None:
+    """Give a base as many embeddings as the adapter in `origin` has; their values are its own."""
+    rows = len(model.get_input_embeddings().weight)
+    if (needed := _embeddings(origin, model, rows)) != rows:
+        model.resize_token_embeddings(needed, mean_resizing=False)
+
+
 def _embeddings(origin: Origin, model: Any, rows: int) -> int:
     """Return how many embeddings a model needs for the tokens of the adapter in `origin`, at least
     `rows`: peft saves no configuration of the model."""
@@ -236,6 +243,13 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         remedy = "Train with lora_save=merged, or save the adapter with its head (modules_to_save)."
         raise _no_head(origin, lacking, remedy)
     return model
+
+
+def merge_headless(origin: Origin, model: Any) -> Any:
+    """Return the base `model`, an encoder without a head, with the adapter in `origin` merged.
+    Raise ModelError if it does not fit, or merging would change other layers."""
+    adapted, _ = attach(origin, model, (), is_trainable=False, new_head=False)
+    return _merge(origin, adapted)
 
 
 def _merge(origin: Origin, adapted: Any) -> Any:

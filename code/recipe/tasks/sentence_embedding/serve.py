@@ -6,6 +6,7 @@ the encoder runs like any `LoadedModel`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModel
 
 from recipe.backend import bounds, loading, precision, programs, turns
@@ -30,6 +32,7 @@ from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.served_task import ServedTask
+from recipe.backend.shared_encoder import HostedOrigin
 from recipe.compat import UNBOUNDED, dtype_argument, positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
@@ -148,18 +151,15 @@ class SentenceVectors(Embedder):
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
         first = (origin.sentence_modules or [{}])[0].get("path", "")
-        refuse_empty(model.tokenizer, str(Path(origin.location) / first))
+        if not origin.adapter:
+            refuse_empty(model.tokenizer, str(Path(origin.location) / first))
         tokenizers.log_replacement(model.tokenizer)
         shown = ", ".join(type(module).__name__ for module in model)
         log(
             f"model: SentenceTransformer ({shown}) on {kind} in {name}, {model.max_seq_length} "
             "tokens at most"
         )
-        # A request may set `normalize: false`, so the model must not run the last module.
-        normalizes = type(model[-1]).__name__ == "Normalize"
-        if normalizes:
-            model.pop(-1)
-        limit = int(model.max_seq_length)
+        normalizes, limit = _leave_out_normalize(model), int(model.max_seq_length)
 
         def read_exactly() -> LoadedModel:
             exact = weights.read_sentences(
@@ -172,6 +172,21 @@ class SentenceVectors(Embedder):
             Pooling(list(model)[1:]), environ, read_exactly,
         )  # fmt: skip
         loaded = replace(loaded, positions=0)  # no request may exceed the model's length
+        return cls(loaded, normalizes=normalizes, shortened=model.truncate_dim, model=model)
+
+    @classmethod
+    def adapt(
+        cls, origin: HostedOrigin, environ: Mapping[str, str] = os.environ
+    ) -> SentenceVectors:
+        """Load an adapter of the served encoder, with the modules and prompts in its folder. Raise
+        ModelError if it does not fit."""
+        shared = origin.shared
+        tokenizer = copy.copy(shared.loaded.tokenizer)  # for its own length
+        tokenizer.model_max_length = shared.max_length(origin)
+        model = weights.surround(shared.sentences, origin, tokenizer)
+        normalizes, parts = _leave_out_normalize(model), nn.ModuleList(list(model)[1:])
+        weights.refuse_broken(parts.to(shared.loaded.model.dtype), origin)
+        loaded = replace(loading.load(origin, AutoModel, environ, Pooling([*parts])), positions=0)
         return cls(loaded, normalizes=normalizes, shortened=model.truncate_dim, model=model)
 
     @property
@@ -265,6 +280,15 @@ class TokenFeatures(ServedTask):
         return answers
 
 
+def _leave_out_normalize(model: Any) -> bool:
+    """Remove the last module of a SentenceTransformer if it normalizes, which a request may turn
+    off. Return whether it did."""
+    normalizes = type(model[-1]).__name__ == "Normalize"
+    if normalizes:
+        model.pop(-1)
+    return normalizes
+
+
 def _normalized(vector: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(vector, dim=-1)
 
@@ -272,7 +296,9 @@ def _normalized(vector: torch.Tensor) -> torch.Tensor:
 def load_vectors(origin: Origin) -> Embedder:
     """Load an encoder that returns a vector for each text. If sentence-transformers saved it, the
     vectors are those of that library."""
-    if origin.sentence_modules:
+    if Origin(origin.holder("modules.json"), origin.options).sentence_modules:
+        if isinstance(origin, HostedOrigin):
+            return SentenceVectors.adapt(origin)
         return SentenceVectors.load(origin)
     return Embedder(loading.load(origin, AutoModel, reading=Reading.MEAN))
 

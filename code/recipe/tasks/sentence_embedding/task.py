@@ -131,12 +131,6 @@ class SentenceEmbedding(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         settings = self.data_settings
-        if self.model_settings.lora_r is not None and self.model_settings.lora_save == "adapter":
-            raise HyperparameterError(
-                "Hyperparameter lora_save has value 'adapter', but a sentence embedding model "
-                "is saved whole, with its pooling.",
-                "Leave it out: adapters are merged.",
-            )
         self.data = relevance.load(channels, settings, TASKS["sentence-embedding"])
         size = settings.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
@@ -229,11 +223,13 @@ class SentenceEmbedding(Task):
             scores = "Correlations are those of the cosines with the data's scores."
         sizes = self.objective.sizes
         cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
+        saved = self.model_settings.lora_r is not None and self.model_settings.lora_save
+        how = "(base)`, then `.load_adapter(folder)" if saved == "adapter" else "(folder)"
         return About(
             title="Sentence embedding model",
             pipeline="sentence-similarity",
             purpose="embed texts in vectors whose cosines measure similarity. Load it by "
-            "`SentenceTransformer(folder)`",
+            f"`SentenceTransformer{how}`",
             metrics=scores + cut,
             headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),
             library="sentence-transformers",
@@ -271,14 +267,14 @@ def load(source: Origin, settings: ModelSettings) -> tuple[PreTrainedModel, Toke
     """Return the encoder in float32 with the modules that follow it, its tokenizer, and their
     SentenceTransformer. Raise ModelError as `read_sentences`."""
     source = source.with_access(settings)
-    origin = Origin(source.base or source.location, source.options, texts=source.texts)
     scaling = settings.rope_scaling
-    changed = rope.changes(origin.config(), scaling) if scaling else {}
-    with checksums.verified(origin.location):
+    base = Origin(source.base or source.location, source.options)
+    changed = rope.changes(base.config(), scaling) if scaling else {}
+    with checksums.verified(base.location):
         sentences = saved_weights.read_sentences(
-            origin, "cpu", dtype_argument(torch.float32), changed
+            source, "cpu", dtype_argument(torch.float32), changed, merges=False
         )
-        is_saved = bool(origin.sentence_modules)
+        is_saved = bool(Origin(source.holder("modules.json"), source.options).sentence_modules)
     if source.base:
         encoder, _ = adapters.start(source, sentences[0].auto_model, (), settings)
         sentence_encoders.set_encoder(sentences[0], encoder)
