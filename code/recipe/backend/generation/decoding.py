@@ -24,8 +24,12 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.console import log
 
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
-_HALF = "\ufffd"
+HALF = "\ufffd"
 """What a tokenizer decodes the first bytes of a character to."""
+NOT_FINITE = (
+    "the model's scores are NaN or infinity, so that no token can be chosen: check the weights, or"
+    " serve it with AMPHORA_DTYPE=float32"
+)
 _CONTEXT = 8
 """How many tokens of the prompt are decoded together with the first generated tokens."""
 # Settings of a generation_config that change prompts, give several tokens a step, or return more
@@ -100,7 +104,7 @@ class Writer:
         written.tokens.append(token)
         if self._follows:
             added = self._added(self._start, self._shown)
-            if added and not added.endswith(_HALF):
+            if added and not added.endswith(HALF):
                 written.text += added
                 self._start, self._shown = self._shown, len(self._ids)
         tail = written.text[max(0, len(shown) - max(map(len, self._stop), default=0)) :]
@@ -144,10 +148,7 @@ class Finite(LogitsProcessor):
         over = torch.isin(new, torch.tensor(self.ends, device=new.device)).any(-1)
         best = scores.amax(-1)
         if bool(((best.isnan() | (best == torch.inf)) & ~over).any()):
-            raise ArithmeticError(
-                "the model's scores are NaN or infinity, so that no token can be chosen: check the"
-                " weights, or serve it with AMPHORA_DTYPE=float32"
-            )
+            raise ArithmeticError(NOT_FINITE)
         return scores
 
 

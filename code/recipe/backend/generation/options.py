@@ -35,6 +35,11 @@ class GenerationSettings:
     stop: tuple[str, ...] = ()
     follows: bool = False
     """Whether the text of each token is needed."""
+    echo: bool = False
+    """Whether the answer begins with the prompt."""
+    logprobs: int | None = None
+    """The number of likeliest tokens at each position of the answer whose log-probabilities are
+    given next to its own; None: no token has one."""
 
     def options(self) -> dict[str, Any]:
         """Return arguments of transformers' `generate`, without lengths and token ids."""
@@ -57,7 +62,7 @@ PARAMETERS: Mapping[str, Rule] = {
     "temperature": number(0),
     "top_k": whole(0),
     "min_p": number(0, 1),
-    "max_tokens": whole(1),
+    "max_tokens": whole(0),  # 0: the prompt's log-probabilities alone
     "min_tokens": whole(0),
     "n": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
@@ -65,6 +70,8 @@ PARAMETERS: Mapping[str, Rule] = {
     # The server cuts texts at stop texts, and always gets the ids of tokens.
     "include_stop_str_in_output": FLAG,
     "return_token_ids": FLAG,
+    "echo": FLAG,
+    "logprobs": whole(0, 20),  # vLLM's limit
 }
 """The values that each parameter may have, by the keys of OpenAI's API and vLLM's extensions."""
 SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
@@ -102,6 +109,8 @@ def settings_of(parameters: Mapping[str, Any], usual_tokens: int) -> GenerationS
         sequences=parameters.get("n", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         follows=any(parameters.get(name) for name in ("return_token_ids", "stream")),
+        echo=parameters.get("echo", False),
+        logprobs=parameters.get("logprobs"),
     )
     refuse_contradictions(settings)
     return settings
@@ -117,6 +126,8 @@ def refuse_contradictions(settings: GenerationSettings) -> None:
         )
     if len(settings.stop) > MOST_STOPS:
         wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")
+    if settings.max_new_tokens == 0 and not settings.echo:
+        wrong.append("max_tokens is 0: give a whole number from 1, or echo the prompt")
     least = dict(settings.chosen).get("min_new_tokens", 0)
     if settings.max_new_tokens is not None and least > settings.max_new_tokens:
         wrong.append(f"min_tokens is {least}, max_tokens {settings.max_new_tokens}")

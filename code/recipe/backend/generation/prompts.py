@@ -79,6 +79,10 @@ class Prompts:
             bounds.hold(Bound.WRITTEN, written, reason)
             turns.pause()
         sizes = [len(prompt.ids) + prompt.new for prompt in prompts]
+        if (top := settings.logprobs) is not None:
+            scored = settings.sequences * sum(sizes)
+            bounds.hold(Bound.READ, scored)
+            bounds.hold(Bound.ANSWER, scored * (3 + 2 * top), f"{scored:,} tokens x {3 + 2 * top}")
         return PreparedRequest(
             request=request, values=sources, sizes=sizes, tokens=read, work=prompts
         )

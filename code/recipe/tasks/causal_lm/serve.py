@@ -10,14 +10,16 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import AutoModelForCausalLM
 
-from recipe.backend import loading, turns
-from recipe.backend.generation import decoding, options, prompt_groups
-from recipe.backend.generation.decoding import Completion
+from recipe.backend import bounds, loading, turns
+from recipe.backend.bounds import Bound
+from recipe.backend.generation import decoding, options, prompt_groups, token_scores
+from recipe.backend.generation.decoding import LENGTH, Completion
 from recipe.backend.generation.gathering import GenerationGroups, GroupMembers
-from recipe.backend.generation.prompts import Prompts
+from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.payloads import PreparedRequest, Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
+from recipe.backend.saved.weights import embeddings_of
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED
 from recipe.console import log
@@ -115,7 +117,11 @@ class Generator(ServedTask):
         return described
 
     def prepare(self, request: Request) -> PreparedRequest:
-        return self.prompts.prepare(request)
+        prepared = self.prompts.prepare(request)
+        if not self.merges and prepared.work[0].settings.logprobs is not None:
+            longest, size = max(prepared.sizes), embeddings_of(self.loaded.model)
+            bounds.hold(Bound.SCORES, longest * size, f"{longest:,} tokens x {size:,} scores")
+        return prepared
 
     def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a list of texts for each prompt, `{"text", "finish", "tokens"}`;
@@ -128,7 +134,9 @@ class Generator(ServedTask):
             if prepared.request.streams:
                 answers.append(self._stream(prepared))
                 continue
-            parts = prompt_groups.gather(self.gathering, self.loaded, prepared.work, self.merges)
+            prompts, parts = prepared.work, []
+            if prompts[0].new:  # otherwise they are scored alone
+                parts = prompt_groups.gather(self.gathering, self.loaded, prompts, self.merges)
             answers.append(partial(self._answer, prepared, parts))
         if turns.are_taken():
             return answers
@@ -146,8 +154,22 @@ class Generator(ServedTask):
             yield {**_plain_text(last, self._names), **added}
 
     def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Any:
+        prompts: Sequence[Prompt] = prepared.work
+        settings = prompts[0].settings
         texts = self.gathering.results(parts)
-        return prepared.answer([[_plain_text(t, self._names) for t in some] for some in texts])
+        if not parts:
+            count = settings.sequences
+            texts = [[Completion(one.index, finish=LENGTH)] * count for one in prompts]
+        plain = [[_plain_text(text, self._names) for text in some] for some in texts]
+        if settings.echo:
+            for prompt, source, some in zip(prompts, prepared.values, plain, strict=True):
+                is_text = isinstance(source, str)
+                echoed = source if is_text else self.loaded.tokenizer.decode(prompt.ids)
+                for text in some:
+                    text["echoed"] = echoed
+        if settings.logprobs is not None:
+            token_scores.score_tokens(self.loaded, prompts, plain, self.merges)
+        return prepared.answer(plain)
 
 
 def _plain_text(text: Completion, names: Mapping[int, str]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ own generation take the same settings. A prediction is a dict of plain values:
 - the entry of a prompt is a list of texts, `{"text", "finish", "tokens"}`, where the tokens have
   `id`, `text`, `special` and `logprob`; a stream is an iterator over such a text, each time with
   its last token alone, what it `added`, and `prompt_tokens`;
+- by OpenAI's `echo` and `logprobs`, a text has its prompt (`echoed`) and the `scores` of tokens,
+  each with its `text`, `logprob`, and the `top` log-probabilities in its place by text;
 - `tokens`, those of all inputs.
 """
 

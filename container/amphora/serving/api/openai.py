@@ -7,11 +7,12 @@ takes these bodies unchanged.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ _OTHERS = {"best_of", "modalities", "store", "suffix", "functions"}
 """Those of them that vLLM does not support, either."""
 _SETTINGS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "stop",
              "seed", "repetition_penalty")  # fmt: skip
+_SCORES = ("echo", "logprobs")
+"""Settings of completions of models that can score tokens."""
 _STREAMS = ("stream", "stream_options")
 _CHAT_KEYS = ("max_completion_tokens", "response_format", "tools", "functions", "tool_choice",
               "parallel_tool_calls", "reasoning_effort")  # fmt: skip
@@ -62,20 +65,14 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
     others = {*REMARKS, *_IDLE, *_SETTINGS, *_STREAMS, *(_CHAT_KEYS if is_chat else ())}
     body = check_keys(route, document, {needed}, others)
     check_flags(body, ("stream", "parallel_tool_calls"))
-    idle = {**_IDLE, "functions": [[]], "response_format": [{"type": "text"}],
-            "tool_choice": ["none", "auto"]}  # fmt: skip
-    for name, values in idle.items():
-        if name in body and not any(_are_same(body[name], value) for value in values):
-            engine = "" if name in _OTHERS else ", which only vLLM supports"
-            shown = json.dumps(body[name])[:60]
-            raise bad_request(f"{name} is {shown}{engine}: leave it out.", name)
-    if body.get("tools") and body.get("tool_choice") != "none":
-        message = 'Only vLLM supports tools: leave them out, or give tool_choice "none".'
-        raise bad_request(message, "tools")
+    scores = () if is_chat else [name for name in _SCORES if name in model.settings]
+    _refuse_unsupported(body, scores)
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise bad_request("max_tokens and max_completion_tokens mean the same: give one of them.")
     prompts = [_messages(body["messages"])] if is_chat else _prompts(body["prompt"])
-    settings = {name: body[name] for name in _SETTINGS if name in body}
+    settings = {name: body[name] for name in (*_SETTINGS, *scores) if name in body}
+    if settings.get("logprobs") is False:
+        del settings["logprobs"]
     if "max_completion_tokens" in body:
         settings["max_tokens"] = body["max_completion_tokens"]
     temperature = settings.get("temperature", 1)
@@ -99,6 +96,25 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
         prompts=prompts, settings=settings, api=api, usual_tokens=usual,
         streams=settings.get("stream", False),
     )  # fmt: skip
+
+
+def _refuse_unsupported(body: Mapping[str, Any], scores: Collection[str]) -> None:
+    """Raise Fault (400) for the first key that only vLLM, or no engine, supports. `scores` are keys
+    that the model supports without a stream."""
+    idle = {**_IDLE, "functions": [[]], "response_format": [{"type": "text"}],
+            "tool_choice": ["none", "auto"]}  # fmt: skip
+    for name, values in idle.items():
+        if name not in body or any(_are_same(body[name], value) for value in values):
+            continue
+        shown = json.dumps(body[name])[:60]
+        if name not in scores:
+            engine = "" if name in _OTHERS else ", which only vLLM supports"
+            raise bad_request(f"{name} is {shown}{engine}: leave it out.", name)
+        if body.get("stream"):
+            raise bad_request(f"{name} is {shown}: only vLLM streams with it.", name)
+    if body.get("tools") and body.get("tool_choice") != "none":
+        message = 'Only vLLM supports tools: leave them out, or give tool_choice "none".'
+        raise bad_request(message, "tools")
 
 
 def replace_do_sample(document: Any) -> Any:
@@ -262,9 +278,10 @@ class OpenAiTexts:
         generated = 0
         for text in (text for texts in prediction["entries"] for text in texts):
             shown = text["text"][: _first_stop(text["text"], self.stops)]
+            shown = text.get("echoed", "") + shown
             message = {"role": "assistant", "content": shown, "refusal": None}
             choice = {"message": message} if self.is_chat else {"text": shown}
-            choices.append(_entry(len(choices), choice, text["finish"]))
+            choices.append(_entry(len(choices), choice, text["finish"], text.get("scores")))
             generated += len(text["tokens"])
         usage = _usage(prediction["tokens"], generated)
         return {**self._head("chat.completion"), "choices": choices, "usage": usage}
@@ -303,9 +320,23 @@ class OpenAiTexts:
         }
 
 
-def _entry(index: int, choice: Mapping[str, Any], finish: str) -> dict[str, Any]:
+def _entry(
+    index: int,
+    choice: Mapping[str, Any],
+    finish: str,
+    scores: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
     reason = None if not finish else "length" if finish == LENGTH else "stop"
-    return {"index": index, **choice, "logprobs": None, "finish_reason": reason}
+    logprobs = None
+    if scores is not None:
+        ends = list(itertools.accumulate((len(score["text"]) for score in scores), initial=0))
+        logprobs = {
+            "text_offset": ends[:-1],
+            "token_logprobs": [score["logprob"] for score in scores],
+            "tokens": [score["text"] for score in scores],
+            "top_logprobs": [score["top"] for score in scores],
+        }
+    return {"index": index, **choice, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _usage(read: int, generated: int) -> dict[str, int]:
