@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from recipe.backend import precision, programs
-from recipe.backend.engines.ctranslate import CALL_TOKENS, Forward
+from recipe.backend.engines.ctranslate import CALL_PADDING, CALL_TOKENS, Forward
 from recipe.backend.engines.int8 import Artefact, Trial, weights_of, why_unavailable
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
@@ -207,8 +207,8 @@ def laid_out(
     if not why_not:
         forward = Forward(artefact.folder, artefact.proof.outputs, dtype=loaded.model.dtype)
         tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
-        quick = replace(loaded, padded=replace(loaded.padded, call_tokens=tokens))
-
+        calls = replace(loaded.padded, call_tokens=tokens, call_padding=CALL_PADDING)
+        quick = replace(loaded, padded=calls)
         try:
             trial = int8_trial.try_out(
                 artefact, forward, reference, lambda: (float_layout(), quick)

@@ -46,6 +46,8 @@ class PaddedRows:
     """The rows that may share a call: PADDED, EQUAL or ALONE."""
     call_tokens: int = _CALL_TOKENS
     """The most tokens of a call."""
+    call_padding: int = _CALL_TOKENS
+    """The most tokens of padding that rows of other lengths add to a call."""
 
     @classmethod
     def from_model(cls, model: Any, pad: int, inputs: frozenset[str], most: int) -> PaddedRows:
@@ -63,10 +65,13 @@ class PaddedRows:
         start = 0
         for end in range(1, len(order) + 1):
             full = end - start == (1 if self.merging == ALONE else BATCH)
-            last = end == len(order)
-            if full or last or (end + 1 - start) * lengths[order[end]] > self.call_tokens or (
-                self.merging == EQUAL and lengths[order[end]] != lengths[order[start]]
-            ):  # fmt: skip
+            if not full and end < len(order):
+                longest = lengths[order[end]]
+                tokens = (end + 1 - start) * longest
+                padding = tokens - sum(lengths[row] for row in order[start : end + 1])
+                allowed = 0 if self.merging == EQUAL else self.call_padding
+                full = tokens > self.call_tokens or padding > allowed
+            if full or end == len(order):
                 yield order[start:end]
                 start = end
 

@@ -32,10 +32,15 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from recipe.data.column_names import TYPE_IDS
+from recipe.runtime.device import cpu_flags
 
 CALL_TOKENS = 1024
 """The most tokens of a call: a text of 128 takes 31 CPU-ms in calls of 1,024, and 37 in calls of
 4,096 (MiniLM, AVX2)."""
+CALL_PADDING = 64
+"""The most tokens of padding of a call: another call costs as much as 48 tokens (docs/LAB.md)."""
+_WIDE_KERNELS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vbmi2"}
+"""What a CPU has that computes by CTranslate2's kernels for AVX-512 without a lower clock."""
 _FAMILIES = ("bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 _WITHOUT_PAD = ("bert", "distilbert", "electra", "mpnet")
 _FIRST_POSITION = "first_position"
@@ -233,6 +238,9 @@ class Forward:
                     f"{name} has {int(ids.max())}; the model has {self._rows[name]} rows."
                 )
         if self._process != os.getpid():
+            # By itself CTranslate2 chooses AVX2.
+            if cpu_flags() >= _WIDE_KERNELS:
+                os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
             import ctranslate2
 
             self._encoder = ctranslate2.Encoder(
@@ -254,10 +262,10 @@ class Forward:
         types = None if token_type_ids is None else rows_of(token_type_ids)
         values = self._encoder.forward_batch(rows_of(input_ids), token_type_ids=types)
         output: dict[str, Any] = {
-            name: torch.from_numpy(np.array(getattr(values, name))).to(self._dtype)
+            name: torch.from_numpy(np.asarray(getattr(values, name))).to(self._dtype)
             for name in self._names
         }
         states = output["last_hidden_state"]
-        padding = input_ids.shape[1] - states.shape[1]
-        output["last_hidden_state"] = torch.nn.functional.pad(states, (0, 0, 0, padding))
+        if padding := input_ids.shape[1] - states.shape[1]:
+            output["last_hidden_state"] = torch.nn.functional.pad(states, (0, 0, 0, padding))
         return BaseModelOutputWithPoolingAndCrossAttentions(**output)
