@@ -331,6 +331,23 @@ def boto3_session() -> Any:
     return [[label, float(score)] for label, score in labels]
 
 
+@call
+def boto3_stream() -> Any:
+    """The tokens of a stream, whose lines are cut anywhere by its parts."""
+    import boto3
+
+    client = boto3.client("sagemaker-runtime", endpoint_url=AWS, region_name="eu-west-1",
+                          aws_access_key_id="id", aws_secret_access_key="key")  # fmt: skip
+    body = {"inputs": "12", "parameters": {"max_new_tokens": 3}, "stream": True}
+    answer = client.invoke_endpoint_with_response_stream(
+        EndpointName="e", Body=json.dumps(body), ContentType="application/json"
+    )
+    assert answer["ContentType"].startswith("text/event-stream")
+    whole = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]).decode()
+    lines = [line.removeprefix("data:") for line in whole.splitlines() if line]
+    return "".join(json.loads(line)["token"]["text"] for line in lines)
+
+
 def outcome(function: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": function()}

@@ -5,7 +5,9 @@ and the JDK's."""
 import json
 import os
 import shutil
+import struct
 import subprocess
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,6 +63,7 @@ ANSWERED = {
         "litellm_rerank_jina": "two ranks",
         "litellm_rerank_tei": "two ranks",
         "boto3_session": "labels",
+        "boto3_stream": "digits",
     },
     "javascript": {
         "openai_chat": "reply",
@@ -89,6 +92,19 @@ REFUSED = {
 }
 
 
+def payload_part(payload: bytes) -> bytes:
+    """Return an event of AWS's event streams: lengths, headers, the payload, and checksums."""
+    named = {":message-type": "event", ":event-type": "PayloadPart",
+             ":content-type": "application/octet-stream"}  # fmt: skip
+    headers = b"".join(
+        bytes([len(name)]) + name.encode() + struct.pack(">BH", 7, len(value)) + value.encode()
+        for name, value in named.items()
+    )
+    prelude = struct.pack(">II", 16 + len(headers) + len(payload), len(headers))
+    message = prelude + struct.pack(">I", zlib.crc32(prelude)) + headers + payload
+    return message + struct.pack(">I", zlib.crc32(message))
+
+
 @pytest.fixture(scope="module")
 def urls(
     tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]
@@ -110,6 +126,9 @@ def urls(
             """SageMaker's runtime: it forwards to the container at /invocations."""
 
             def do_POST(self) -> None:
+                if self.path.endswith("/invocations-response-stream"):
+                    self.stream()
+                    return
                 headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
                 answer = httpx.post(
                     f"{urls['labels']}/invocations", content=read_body(self), headers=headers
@@ -117,6 +136,19 @@ def urls(
                 names = ("content-type", "x-amzn-sagemaker-custom-attributes")
                 kept = {name: answer.headers[name] for name in names if name in answer.headers}
                 self.reply(answer.status_code, answer.content, kept)
+
+            def stream(self) -> None:
+                """Wrap the container's chunks, cut anywhere, in AWS's events."""
+                body = read_body(self)
+                with httpx.stream("POST", f"{urls['chats']}/invocations", content=body) as answer:
+                    self.send_response(answer.status_code)
+                    self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+                    self.send_header(
+                        "X-Amzn-SageMaker-Content-Type", answer.headers["content-type"]
+                    )
+                    self.end_headers()
+                    for chunk in answer.iter_bytes(7):
+                        self.wfile.write(payload_part(chunk))
 
         yield {**urls, "aws": f"http://127.0.0.1:{stack.enter_context(running(Runtime))}"}
 

@@ -20,6 +20,7 @@ import torch
 
 from amphora.serving.protocol.media_types import Fault
 from recipe.backend import bounds
+from recipe.backend.pipelines.inputs import TASKS, InputReader
 from recipe.backend.requests.payloads import BadRequest
 from recipe.errors import ModelError
 from tests.support import pipeline_models as models
@@ -128,6 +129,15 @@ def test_a_task_answers_as_its_pipeline_in_the_toolkit(
         long = {"query": "x", "table": {"name": ["ab"] * 40}}
         served.ask({"inputs": [{"query": "x", "table": TABLE}, long]})
         assert served.headers["X-Amphora-Truncated"] == "1"
+        # It would take minutes in which nothing else is answered, or have no embeddings.
+        for table, words in [
+            ({"a": ["1"] * 40}, "40 rows .* 31 are"), ({str(n): ["1"] for n in range(40)}, "40 columns .* 31 are"),
+            ({"a": ["1"] * 600}, "600 cells .* 512 are"),
+        ]:  # fmt: skip
+            with pytest.raises(BadRequest, match=words):
+                served.ask({"query": "x", "table": table})
+        with pytest.raises(BadRequest, match="An input is a file, not an object of query, table"):
+            served.ask((PNG, "image/png"))
 
 
 @pytest.mark.heavy
@@ -205,12 +215,16 @@ def test_audio_of_any_rate_and_channels_is_read_and_nothing_is_opened(
     secret = tmp_path / "secret.wav"
     secret.write_bytes(WAV)
     monkeypatch.chdir(tmp_path)
+    loud = io.BytesIO()
+    soundfile.write(loud, np.full(8_000, 3e38), 16_000, format="WAV", subtype="FLOAT")
+    with pytest.raises(BadRequest, match="text is empty"):
+        InputReader(TASKS["text-to-audio"], 16_000).read(" ")
     for body, words in [
         ({"inputs": str(secret)}, "not followed"), ({"inputs": "secret.wav"}, "not a valid audio file"),
         ({"inputs": "http://169.254.169.254/a.wav"}, "not followed"), ({"inputs": {"raw": [0.1]}}, "not an audio file"),
         ((pickle.dumps(SPOKEN), "audio/wav"), "Send WAV, FLAC"), ((b"", "audio/wav"), "empty"), ({"inputs": TEXT}, "cannot be read"),
         ((sound(SPOKEN[:0]), "audio/wav"), "no samples"), ((sound(SPOKEN[:9]), "audio/wav"), "cannot be answered"),
-        ((sound(rate=400), "audio/wav"), "400 samples a second"), ({"inputs": SPEECH, "num_workers": 2}, "num_workers"),
+        ((loud.getvalue(), "audio/wav"), "NaN, or not from"), ((sound(rate=400), "audio/wav"), "400 samples a second"), ({"inputs": SPEECH, "num_workers": 2}, "num_workers"),
     ]:  # fmt: skip
         with pytest.raises(BadRequest, match=words):
             served.ask(body)

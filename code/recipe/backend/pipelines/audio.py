@@ -15,6 +15,8 @@ from recipe.errors import describe_error
 EXAMPLE = 'Send the file\'s bytes as audio/wav, or {"inputs": "the file in base64"}.'
 _RATES = range(1_000, 384_001)
 """Samples a second. Resampling takes a filter as long as the rate."""
+_LOUDEST = 2.0**31
+"""What integers of 32 bits reach, if a file has them as floats. Squares of more would overflow."""
 _BLOCK = 1 << 20
 """Numbers that are decoded at once."""
 
@@ -53,13 +55,14 @@ def read(value: Any, rate: int, seconds: Seconds) -> Any:
                 seconds.take(len(block) / native)
                 blocks.append(block.mean(axis=1))
     except soundfile.LibsndfileError as error:
-        why = f"The audio cannot be read: {describe_error(error)}. Send WAV, FLAC, OGG or MP3."
+        why = describe_error(error).rstrip(".")
+        why = f"The audio cannot be read: {why}. Send WAV, FLAC, OGG or MP3."
         raise BadRequest(why) from error
     if not blocks:
         raise BadRequest("The audio has no samples.")
     samples = np.concatenate(blocks)
-    if not np.isfinite(samples).all():
-        raise BadRequest("The audio has samples that are NaN or infinite.")
+    if not (np.abs(samples) <= _LOUDEST).all():  # nor of NaN
+        raise BadRequest("The audio has samples that are NaN, or not from -2^31 to 2^31.")
     if native == rate:
         return samples
     common = math.gcd(native, rate)

@@ -43,6 +43,8 @@ _OF_INPUTS = re.compile(r"\b(sizes?|shapes?|dimensions?|length)\b", re.IGNORECAS
 _RATE, _NEW_TOKENS, _BEAMS = 16_000, 256, 5
 """What pipelines assume."""
 _MOST_BEAMS = 64
+_MOST_CELLS = 8
+"""The most cells of a table, as a multiple of the tokens that the model reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +168,33 @@ class Foreign(ServedTask):
         )
 
     def _is_cut(self, value: Mapping[str, Any]) -> bool:
-        """Return whether TAPAS drops rows of a table, which has more tokens than it reads."""
+        """Return whether TAPAS drops rows of a table, which has more tokens than it reads. Raise
+        BadRequest for one of which it would read far more first, or a place has no embedding,
+        which ends the process on CUDA."""
         import pandas as pd  # type: ignore[import-untyped]
 
         questions = value["query"] if isinstance(value["query"], list) else [value["query"]]
+        columns = value["table"].values()
+        _, column_ids, row_ids, *_ = self.pipeline.model.config.type_vocab_sizes
+        rows = max(map(len, columns), default=0)
+
+        def hold(what: str, count: int, most: int) -> None:
+            if count > most:
+                raise BadRequest(
+                    f"A table of {count:,} {what} is too large: {most:,} are the limit. Send the "
+                    "part that the question is about."
+                )
+
+        hold("columns", len(columns), column_ids - 1)
+        hold("cells", len(questions) * rows * len(columns), _MOST_CELLS * self.limit)
         table = pd.DataFrame({name: pd.Series(cells) for name, cells in value["table"].items()})
+        table, tokenize = table.fillna(""), self.pipeline.tokenizer
+        if rows >= row_ids:
+            kept = tokenize(table, questions, truncation="drop_rows_to_fit")["token_type_ids"]
+            hold("rows", max(types[2] for one in kept for types in one), row_ids - 1)
         try:
-            encoded = self.pipeline.tokenizer(table.fillna(""), questions, truncation=False)
-        except ValueError:  # more rows than have an embedding
+            encoded = tokenize(table, questions, truncation=False)
+        except ValueError:  # more rows than the tokenizer counts
             return True
         return any(len(ids) > self.limit for ids in encoded["input_ids"])
 

@@ -181,8 +181,9 @@ class InputReader:
             given.setdefault("images", given.pop("image"))
         if not given.keys() <= parts.keys() or not {*parts} - {*self.reads.optional} <= {*given}:
             example = {"inputs": self.reads.example(_WORDS.get)}
+            shown = "a file" if isinstance(value, bytes) else json.dumps(value, default=str)[:60]
             raise BadRequest(
-                f"An input is {json.dumps(value, default=str)[:60]}, not an object of "
+                f"An input is {shown}, not an object of "
                 f"{', '.join(parts)}. Send for example {json.dumps(example)}."
             )
         return {key: getattr(self, f"read_{parts[key]}")(cell) for key, cell in given.items()}
@@ -272,7 +273,9 @@ class InputReader:
 
     def read_speech(self, value: Any) -> str:
         """Return a text to be spoken, about ten characters a second."""
-        self.seconds.take(len(self.read_text(value)) / 10)
+        if not self.read_text(value).strip():
+            raise BadRequest("The text is empty. Send what is to be spoken.")
+        self.seconds.take(len(value) / 10)
         return str(value)
 
     def read_table(self, value: Any) -> dict[str, list[str]]:
