@@ -238,7 +238,7 @@ class Forward:
                     f"{name} has {int(ids.max())}; the model has {self._rows[name]} rows."
                 )
         if self._process != os.getpid():
-            # By itself CTranslate2 chooses AVX2.
+            # Alone CTranslate2 chooses AVX2.
             if cpu_flags() >= _WIDE_KERNELS:
                 os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
             import ctranslate2
