@@ -126,8 +126,8 @@ class Generator(ServedTask):
     def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
         """Return for each request a list of texts for each prompt, `{"text", "finish", "tokens"}`;
         with `stream` an iterator over the only text, each time with the token that was added, what
-        it `added`, and the number of `prompt_tokens`. If predictions take turns, an answer that is
-        not a stream is a function that returns it.
+        it `added`, and the numbers of `prompt_tokens` and `generated` ones. If predictions take
+        turns, an answer that is not a stream is a function that returns it.
         """
         answers: list[Any] = []
         for prepared in requests:
@@ -150,8 +150,8 @@ class Generator(ServedTask):
     def _stream(self, prepared: PreparedRequest) -> Iterator[dict[str, Any]]:
         for text in prompt_groups.events(self.loaded, *prepared.work):
             last = replace(text, tokens=text.tokens[-1:])
-            added = {"added": last.tokens[0].text, "prompt_tokens": prepared.tokens}
-            yield {**_plain_text(last, self._names), **added}
+            counts = {"prompt_tokens": prepared.tokens, "generated": len(text.tokens)}
+            yield {**_plain_text(last, self._names), "added": last.tokens[0].text, **counts}
 
     def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Any:
         prompts: Sequence[Prompt] = prepared.work
@@ -169,7 +169,7 @@ class Generator(ServedTask):
                     text["echoed"] = echoed
         if settings.logprobs is not None:
             token_scores.score_tokens(self.loaded, prompts, plain, self.merges)
-        return prepared.answer(plain)
+        return prepared.answer(plain, single=prepared.request.single)
 
 
 def _plain_text(text: Completion, names: Mapping[int, str]) -> dict[str, Any]:

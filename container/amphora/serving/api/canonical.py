@@ -1,4 +1,4 @@
-"""The two values that a request becomes, whatever its API: texts to encode, or prompts to continue.
+"""The value that a request becomes, whatever its API: inputs to encode, or prompts to continue.
 
 Generation has the keys of OpenAI's API, and vLLM's extensions of it, so that vLLM and the recipe's
 own generation take the same settings. A prediction is a dict of plain values:
@@ -7,7 +7,7 @@ own generation take the same settings. A prediction is a dict of plain values:
   stands for it; positions of `truncated` inputs;
 - the entry of a prompt is a list of texts, `{"text", "finish", "tokens"}`, where the tokens have
   `id`, `text`, `special` and `logprob`; a stream is an iterator over such a text, each time with
-  its last token alone, what it `added`, and `prompt_tokens`;
+  its last token alone, what it `added`, and the numbers of `prompt_tokens` and `generated` ones;
 - by OpenAI's `echo` and `logprobs`, a text has its prompt (`echoed`) and the `scores` of tokens,
   each with its `text`, `logprob`, and the `top` log-probabilities in its place by text;
 - `tokens`, those of all inputs.
@@ -16,11 +16,12 @@ own generation take the same settings. A prediction is a dict of plain values:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from amphora.common.errors import did_you_mean
+from amphora.serving.api.media import EVENTS
 from amphora.serving.protocol.media_types import Fault, bad_request
 
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
@@ -76,77 +77,64 @@ class ModelTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiRequest:
-    """What all requests to a model have."""
+    """A request of any API to a model, and the form of its answer: inputs to encode, or in its
+    subclasses prompts to continue."""
 
-    names: Mapping[str, str] = field(default_factory=dict)
-    """The names that the client has given to parameters, by their names here."""
+    inputs: Sequence[Any]
+    """Values of JSON, or the bytes of a file; prompts are texts, lists of token ids, or
+    conversations."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """By Hugging Face's names; those of prompts, and of a `route`, by the keys of OpenAI's API."""
+    single: bool = False
+    """Whether the body has one input that is not in a list."""
+    usual_tokens: int = 64
+    """New tokens, if the parameters have no number and the model has so many positions left."""
+    continues: bool = False
+    """Whether a conversation's final message of the assistant is continued."""
     streams: bool = False
     """Whether the answer is a stream."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that the client has given to parameters, by their names here."""
     adapter: str = ""
     """The name of the adapter that the body names; empty for the model."""
+    route: str = ""
+    """The route of a body of OpenAI's API, `parameters`, for an engine that answers it itself."""
+    form: Callable[[Mapping[str, Any]], Any] | None = None
+    """Makes the API's document of a prediction; None: the answer is a list of entries, in any type
+    that the client accepts."""
+    records: bool = False
+    """Whether its inputs are of several lines of JSON Lines or rows of CSV."""
+    group: int = 0
+    """The number that it has in common with those into which one request was split."""
+    kinds: Sequence[str] = (EVENTS,)
+    """The types of a stream, the usual one first."""
+    generates: ClassVar[bool] = False
+    """Whether the inputs are prompts."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the request as plain values, for a handler."""
+        names = ("inputs", "parameters", "single", "usual_tokens", "continues")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def is_document(self) -> bool:
+        """Return whether the answer is JSON, whatever types the client accepts."""
+        return self.form is not None
+
+    def answer(self, prediction: Mapping[str, Any]) -> Any:
+        """Return the API's document of a prediction, or a list of entries."""
+        return prediction["entries"] if self.form is None else self.form(prediction)
+
+    def events(self, texts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+        """Return the events of a stream of the only text."""
+        raise NotImplementedError
 
     def renamed(self, message: str) -> str:
         """Return an error's message with the names that the client has given."""
         for key, name in self.names.items():
             message = re.sub(rf"\b{key}\b", name, message)
         return message
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encode(ApiRequest):
-    """Inputs that a model reads."""
-
-    inputs: Sequence[Any]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    single: bool = False
-    """Whether the body has one input that is not in a list."""
-    records: bool = False
-    """Whether its inputs are of several lines of JSON Lines or rows of CSV."""
-    form: Callable[[Mapping[str, Any]], Any] | None = None
-    """Makes the API's document of a prediction; None: the answer is a list of entries, in any type
-    that the client accepts."""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return the request as plain values, for a handler."""
-        names = ("inputs", "parameters", "single")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generate(ApiRequest):
-    """Prompts that a model continues: texts, lists of token ids, or conversations."""
-
-    prompts: Sequence[Any]
-    settings: dict[str, Any]
-    """By OpenAI's keys. Those that are missing are the model's."""
-    api: Any
-    """Writes the answer: `tgi.GenerationResponse` or `openai.OpenAiTexts`."""
-    usual_tokens: int
-    """New tokens, if the settings have no number and the model has so many positions left."""
-    single: bool = True
-    """Whether the prompt is not in a list."""
-    continues: bool = False
-    """Whether a conversation's final message of the assistant is continued."""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return the request as plain values, for a handler."""
-        return {
-            "inputs": self.prompts, "parameters": self.settings, "usual_tokens": self.usual_tokens,
-            "continues": self.continues, "single": self.single,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passed(ApiRequest):
-    """A body of OpenAI's API for an engine that answers this API itself."""
-
-    route: str
-    body: dict[str, Any]
-
-
-AnyRequest = Encode | Generate | Passed
 
 
 def is_conversation(value: Any) -> bool:
@@ -184,6 +172,13 @@ def check_keys(route: str, body: Any, needed: Collection[str], others: Collectio
     if wrong:
         raise bad_request(". ".join(wrong) + ".", [*unknown, *missing][0])
     return body
+
+
+def unfinished_prompts(texts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
+    """Return the positions of the prompts that have a text which ended at the token limit."""
+    return [
+        index for index, some in enumerate(texts) if any(text["finish"] == LENGTH for text in some)
+    ]
 
 
 def error_entry(message: str, code: str = "bad_request") -> dict[str, Any]:

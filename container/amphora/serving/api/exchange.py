@@ -10,14 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from amphora.serving.api import huggingface, media, openai, tei, tgi, write
+from amphora.serving.api import huggingface, media, openai, tei, write
 from amphora.serving.api.canonical import (
-    AnyRequest,
-    Encode,
-    Generate,
+    ApiRequest,
     ModelTraits,
-    Passed,
     error_entry,
+    unfinished_prompts,
 )
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault, bad_request
@@ -27,15 +25,10 @@ _KEYS = {"messages": routes.CHAT, "prompt": routes.COMPLETIONS, "input": routes.
 _PARTS = 32
 """Into how many requests a refused one is split: few are prepared again for one invalid record, and
 none more than a few times if all are."""
-_READERS: Mapping[str, Callable[[str, Any, ModelTraits], AnyRequest]] = {
+_READERS: Mapping[str, Callable[[str, Any, ModelTraits], ApiRequest]] = {
     **dict.fromkeys((routes.CHAT, routes.COMPLETIONS, routes.EMBEDDINGS), openai.read),
     **dict.fromkeys((*routes.TEI, *routes.RANKING), tei.read),
-    **dict.fromkeys(
-        routes.TGI,
-        lambda route, document, model: huggingface.read_document(
-            document, model, route, is_tgi=True
-        ),
-    ),
+    **dict.fromkeys(routes.TGI, huggingface.read_document),
 }
 
 
@@ -43,13 +36,10 @@ _READERS: Mapping[str, Callable[[str, Any, ModelTraits], AnyRequest]] = {
 class Exchange:
     """The requests of one body, and what is known of their answers."""
 
-    requests: list[AnyRequest]
+    requests: list[ApiRequest]
     records: list[tuple[int, int | None] | Fault] | None = None
-    """For each line of JSON Lines or row of CSV the number of its request, and the number of its
+    """For each line of JSON Lines or row of CSV the group of its request, and the number of its
     inputs if they are a list; or why it was refused. None for other bodies."""
-    numbers: list[int] = field(default_factory=list)
-    """For each request its number, which those have in common that one was split into; empty if
-    none was."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
     raises_faults: bool = True
@@ -62,14 +52,14 @@ class Exchange:
         """Replace a request by several with fewer inputs each, so that an invalid record costs no
         other's answer. Return False if all of its inputs are of one record."""
         request = self.requests[index]
-        if not isinstance(request, Encode) or not request.records or len(request.inputs) < 2:
+        count = len(request.inputs)
+        if not request.records or count < 2:
             return False
-        size = max(1, len(request.inputs) // _PARTS)
-        starts = range(0, len(request.inputs), size)
-        parts = [replace(request, inputs=request.inputs[start : start + size]) for start in starts]
-        self.numbers = self.numbers or list(range(len(self.requests)))
-        self.numbers[index : index + 1] = [self.numbers[index]] * len(parts)
-        self.requests[index : index + 1] = parts
+        size = max(1, count // _PARTS)
+        self.requests[index : index + 1] = [
+            replace(request, inputs=request.inputs[start : start + size])
+            for start in range(0, count, size)
+        ]
         return True
 
     def write(
@@ -91,55 +81,46 @@ class Exchange:
         ((request, prediction),) = zip(self.requests, predictions, strict=True)
         if isinstance(prediction, Fault):
             raise prediction
-        if isinstance(request, Passed):
-            return write.document(prediction, pause)
-        if isinstance(request, Generate):
-            if request.streams:
-                kind = self.stream_type(accept)
-                return write.stream(request.api.events(prediction), kind), kind
-            document, single = request.api.document(prediction), request.single
-            if request.api.is_document:
-                return write.document(document, pause)
-            self._note(Unfinished=tgi.unfinished_prompts(prediction["entries"]))
-            return write.entries(document, accept, single=single, pause=pause)
-        for index, entry in enumerate(prediction["entries"], 1):
+        if request.streams:
+            kind = self.stream_type(accept)
+            return write.stream(request.events(prediction), kind), kind
+        entries, single = prediction["entries"], prediction.get("single", False)
+        for index, entry in enumerate(entries, 1):
             if isinstance(entry, Exception):
                 where = f"Input {index}: " if len(request.inputs) > 1 else ""
                 raise bad_request(f"{where}{entry}") from entry
         self._note(Truncated=prediction.get("truncated", ()))
-        if request.form is not None:
-            return write.document(request.form(prediction), pause)
-        entries, single = prediction["entries"], prediction.get("single", False)
-        if self.nests_labels and request.single and not huggingface.is_ranking(request):
-            entries, single = entries if isinstance(entries[0], list) else [entries], False
-        return write.entries(entries, accept, single=single, pause=pause)
+        answer = request.answer(prediction)
+        if request.is_document:
+            return write.document(answer, pause)
+        if request.generates:
+            self._note(Unfinished=unfinished_prompts(entries))
+        elif self.nests_labels and request.single and not huggingface.is_ranking(request):
+            answer, single = answer if isinstance(answer[0], list) else [answer], False
+        return write.entries(answer, accept, single=single, pause=pause)
 
     def stream_type(self, accept: str) -> str:
         """Return the type of the only request's stream. Raise Fault (406) if none is accepted."""
         (request,) = self.requests
-        if not isinstance(request, Generate):
-            return media.EVENTS
-        api = request.api
-        return write.stream_type(accept, api.kinds, is_document=api.is_document)
+        return write.stream_type(accept, request.kinds, is_document=request.is_document)
 
     def _records_of(self, predictions: Sequence[Any]) -> list[Any]:
         """Return the answer to each record. Raise Fault if all were refused."""
         assert self.records is not None
         notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
-        numbers = self.numbers or range(len(self.requests))
-        parts: dict[int, list[Iterator[tuple[Any, str]]]] = {number: [] for number in numbers}
-        for number, request, prediction in zip(numbers, self.requests, predictions, strict=True):
-            parts[number].append(_entries_of(request, prediction))
-        rest = {number: itertools.chain.from_iterable(some) for number, some in parts.items()}
+        parts: dict[int, list[Iterator[tuple[Any, str]]]] = {}
+        for request, prediction in zip(self.requests, predictions, strict=True):
+            parts.setdefault(request.group, []).append(_entries_of(request, prediction))
+        rest = {group: itertools.chain.from_iterable(some) for group, some in parts.items()}
         answers: list[Any] = []
         faults: list[Fault] = []
         is_answered = False
         for index, record in enumerate(self.records):
-            number, count = (0, None) if isinstance(record, Fault) else record
+            group, count = (0, None) if isinstance(record, Fault) else record
             some = (
                 [(record, "Failed")]
                 if isinstance(record, Fault)
-                else [*itertools.islice(rest[number], count or 1)]
+                else [*itertools.islice(rest[group], count or 1)]
             )
             for note in {note for _, note in some if note}:
                 notes[note].append(index)
@@ -163,28 +144,23 @@ class Exchange:
                 self.headers[f"X-Amphora-{name}"] = ",".join(map(str, indices))
 
 
-def _entries_of(request: AnyRequest, prediction: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the answer to each of a request's inputs, or what is wrong with it, with the header
+def _entries_of(request: ApiRequest, prediction: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the answer to each of a request's records, or what is wrong with it, with the header
     that lists it."""
     if isinstance(prediction, Fault):
-        has_records = isinstance(request, Encode) and request.records
-        count = len(request.inputs) if isinstance(request, Encode) and has_records else 1
+        count = len(request.inputs) if request.records else 1
         yield from itertools.repeat((prediction, "Failed"), count)
-    elif isinstance(request, Passed):
-        yield prediction, ""
-    elif isinstance(request, Generate):
-        document = request.api.document(prediction)
-        is_one = request.single and not request.api.is_document
-        is_cut = tgi.unfinished_prompts(prediction["entries"])
-        yield document[0] if is_one else document, "Unfinished" if is_cut else ""
-    elif not request.records:
-        document = request.form(prediction) if request.form else prediction["entries"]
-        yield document, "Truncated" if prediction["truncated"] else ""
-    else:
+    elif request.records:
         truncated = set(prediction["truncated"])
         for index, entry in enumerate(prediction["entries"]):
             is_failed = isinstance(entry, Exception)
             yield entry, "Failed" if is_failed else "Truncated" if index in truncated else ""
+    else:
+        document = request.answer(prediction)
+        is_one = prediction.get("single") and not request.is_document
+        is_cut = request.generates and unfinished_prompts(prediction["entries"])
+        note = "Unfinished" if is_cut else "Truncated" if prediction.get("truncated") else ""
+        yield document[0] if is_one else document, note
 
 
 def _advised(error: Exception) -> Fault:
@@ -226,31 +202,47 @@ def read(
             "image, audio or video if the model's task reads them."
         )
     media.check_utf8(content_type)
-    if kind in (media.JSON_LINES, media.CSV):
-        if not body.strip() and not is_transform:
-            raise bad_request(f"The request holds no inputs. {model.example}")
-        if kind == media.JSON_LINES:
-            lines = huggingface.read_lines(body, lambda line: _read_any(line, model))
-            records = _gather(lines)
-        else:
-            records = _read_csv(body, content_type, model)
-        if not records.requests and not is_transform:
-            raise next(line for line in records.records or () if isinstance(line, Fault))
-        return replace(records, raises_faults=not is_transform)
     if kind == media.TEXT:
         return Exchange(requests=[huggingface.read_text(body, model)])
-    return Exchange(requests=[_read_any(body, model)])
+    if kind == media.JSON:
+        return Exchange(requests=[_read_any(body, model)])
+    if not body.strip() and not is_transform:
+        raise bad_request(f"The request holds no inputs. {model.example}")
+    if kind == media.JSON_LINES:
+        read_body = _gather(huggingface.read_lines(body, lambda line: _read_any(line, model)))
+    else:
+        rows = huggingface.read_csv(body, content_type, model)
+        inputs = [row for row in rows if not isinstance(row, Fault)]
+        if model.settings or not inputs:
+            read_body = _gather(
+                [
+                    row
+                    if isinstance(row, Fault)
+                    else huggingface.read_document("", {"inputs": row}, model)
+                    for row in rows
+                ]
+            )
+        else:  # the same, in a tenth of the time
+            read_body = Exchange(
+                requests=[ApiRequest(inputs=inputs, records=True)],
+                records=[row if isinstance(row, Fault) else (0, None) for row in rows],
+            )
+    if not read_body.requests and not is_transform:
+        refused = [line for line in read_body.records or () if isinstance(line, Fault)]
+        raise [*refused, bad_request(f"The request holds no inputs. {model.example}")][0]
+    read_body.raises_faults = not is_transform
+    return read_body
 
 
-def _read_any(body: bytes, model: ModelTraits) -> AnyRequest:
+def _read_any(body: bytes, model: ModelTraits) -> ApiRequest:
     """Read a JSON body by the keys that it has."""
     document = huggingface.read_json(body, model)
     if isinstance(document, dict) and (route := route_of(document, model)):
         return _read_route(route, document, model)
-    return huggingface.read_document(document, model)
+    return huggingface.read_document("", document, model)
 
 
-def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
+def _read_route(route: str, document: Any, model: ModelTraits) -> ApiRequest:
     """Read a body of a route. Raise Fault: 400 if the model does not answer it, or the body is
     invalid; 404 if it names an adapter that is not loaded."""
     if isinstance(document, dict) and isinstance(named := document.get("model"), str):
@@ -260,7 +252,10 @@ def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
     if route in model.passed.values():
         if not isinstance(document, dict):
             raise bad_request("The body is not an object.")
-        return Passed(route=route, body=document, streams=bool(document.get("stream")))
+        streams = bool(document.get("stream"))
+        return ApiRequest(
+            inputs=(), parameters=document, route=route, streams=streams, form=lambda answer: answer
+        )
     # Without a chat template, the model itself raises the error.
     if (
         not model.passed
@@ -270,7 +265,8 @@ def _read_route(route: str, document: Any, model: ModelTraits) -> AnyRequest:
         known = ", ".join(model.routes)
         answered = f"answers {known}" if known else "answers none of these APIs"
         raise bad_request(f"The body is one of {route}, but this model {answered}.")
-    return replace(_READERS[route](route, document, model), adapter=model.adapter)
+    request = _READERS[route](route, document, model)
+    return replace(request, adapter=model.adapter) if model.adapter else request
 
 
 def route_of(document: Mapping[str, Any], model: ModelTraits) -> str:
@@ -291,40 +287,22 @@ def route_of(document: Mapping[str, Any], model: ModelTraits) -> str:
     return keys[named[0]] if named else ""
 
 
-def _read_csv(body: bytes, content_type: str, model: ModelTraits) -> Exchange:
-    rows = huggingface.read_csv(body, content_type, model)
-    inputs = [row for row in rows if not isinstance(row, Fault)]
-    if inputs and not model.settings:
-        # The same as below, in a tenth of the time.
-        records: list[tuple[int, int | None] | Fault]
-        records = [row if isinstance(row, Fault) else (0, None) for row in rows]
-        return Exchange(requests=[Encode(inputs=inputs, records=True)], records=records)
-    return _gather(
-        [
-            row if isinstance(row, Fault) else huggingface.read_document({"inputs": row}, model)
-            for row in rows
-        ]
-    )
-
-
-def _gather(lines: Sequence[AnyRequest | Fault]) -> Exchange:
+def _gather(lines: Sequence[ApiRequest | Fault]) -> Exchange:
     """Return the exchange of records: those of equal parameters are one request."""
-    requests: list[AnyRequest] = []
+    requests: list[ApiRequest] = []
     records: list[tuple[int, int | None] | Fault] = []
     alike: dict[str, int] = {}
     for line in lines:
         if isinstance(line, Fault):
             records.append(line)
-            continue
-        if not isinstance(line, Encode) or line.form is not None or huggingface.is_ranking(line):
+        elif line.generates or line.form is not None or huggingface.is_ranking(line):
             records.append((len(requests), None))
-            requests.append(line)
-            continue
-        key = json.dumps(line.parameters, sort_keys=True)
-        if key not in alike:
-            alike[key] = len(requests)
-            requests.append(replace(line, inputs=[], single=False, records=True))
-        index = alike[key]
-        requests[index].inputs.extend(line.inputs)  # type: ignore[union-attr]
-        records.append((index, None if line.single else len(line.inputs)))
+            requests.append(replace(line, group=len(requests)))
+        else:
+            group = alike.setdefault(json.dumps(line.parameters, sort_keys=True), len(requests))
+            if group == len(requests):
+                first = replace(line, inputs=[], single=False, records=True, group=group)
+                requests.append(first)
+            requests[group].inputs.extend(line.inputs)  # type: ignore[attr-defined]
+            records.append((group, None if line.single else len(line.inputs)))
     return Exchange(requests=requests, records=records)

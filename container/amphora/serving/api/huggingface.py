@@ -14,14 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amphora.serving.api import media, tgi
-from amphora.serving.api.canonical import (
-    TEXT_KEY,
-    AnyRequest,
-    Encode,
-    Generate,
-    ModelTraits,
-    is_conversation,
-)
+from amphora.serving.api.canonical import TEXT_KEY, ApiRequest, ModelTraits, is_conversation
 from amphora.serving.api.tei import plain_documents
 from amphora.serving.protocol.media_types import Fault, bad_request
 
@@ -93,9 +86,7 @@ def _check_encodable(value: Any) -> None:
             _check_encodable(list(entry) if isinstance(entry, tuple) else entry)
 
 
-def read_document(
-    document: object, model: ModelTraits, route: str = "", *, is_tgi: bool = False
-) -> Encode | Generate:
+def read_document(route: str, document: object, model: ModelTraits) -> ApiRequest:
     """Return the request of a JSON document: an input, a list of inputs, or an object with the
     inputs and their parameters, which are in `parameters` or next to the inputs. Raise Fault (400)
     if it has no inputs, or parameters that contradict each other.
@@ -135,41 +126,36 @@ def read_document(
     if not values:
         raise bad_request(f"The request holds no inputs. {model.example}")
     if model.settings:
-        texts = [_unwrapped(value, model) for value in values]
-        prompts = texts if is_list else texts[0]
-        return tgi.read_generation(route, prompts, parameters, model, is_tgi=is_tgi)
+        prompts = []
+        for value in values:
+            if isinstance(value, dict) and len(value) == 1 and not {*value}.isdisjoint(model.texts):
+                (value,) = value.values()  # the text of an object such as {"text": "a"}
+            prompts.append(value)
+        return tgi.read_generation(route, prompts, parameters, model, single=not is_list)
     if not is_list and isinstance(inputs, dict) and set(inputs) == {"query", "documents"}:
         values = [{"query": inputs["query"], "texts": plain_documents(inputs["documents"])}]
-    return Encode(inputs=values, parameters=parameters, single=not is_list)
+    return ApiRequest(inputs=values, parameters=parameters, single=not is_list)
 
 
-def _unwrapped(value: Any, model: ModelTraits) -> Any:
-    """Return the text of an object such as `{"text": "a"}`; other values unchanged."""
-    if isinstance(value, dict) and len(value) == 1:
-        ((name, text),) = value.items()
-        return text if name in model.texts else value
-    return value
-
-
-def is_ranking(request: AnyRequest) -> bool:
+def is_ranking(request: ApiRequest) -> bool:
     """Return whether a request compares a text with others, so that it shares no batch."""
-    value = request.inputs[0] if isinstance(request, Encode) and request.single else None
+    value = request.inputs[0] if request.single else None
     return isinstance(value, dict) and any(form <= set(value) for form in _RANKINGS)
 
 
-def read_text(body: bytes, model: ModelTraits) -> Encode | Generate:
+def read_text(body: bytes, model: ModelTraits) -> ApiRequest:
     """Return the request of a plain text in UTF-8."""
     text = text_of(body)
     if not text.strip():
         raise bad_request(f"The request holds no inputs. {model.example}")
-    return read_document({TEXT_KEY: text}, model)
+    return read_document("", text, model)
 
 
-def read_file(body: bytes) -> Encode:
+def read_file(body: bytes) -> ApiRequest:
     """Return the request of the bytes of an image, of audio or of a video."""
     if not body:
         raise bad_request("The body is empty. Send the bytes of the file.")
-    return Encode(inputs=[body], single=True)
+    return ApiRequest(inputs=[body], single=True)
 
 
 def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | Fault]:
@@ -288,9 +274,9 @@ def _plain_name(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
-def read_lines(body: bytes, read: Callable[[bytes], AnyRequest]) -> list[AnyRequest | Fault]:
+def read_lines(body: bytes, read: Callable[[bytes], ApiRequest]) -> list[ApiRequest | Fault]:
     """Return the request of each line of JSON Lines, or what is wrong with it."""
-    requests: list[AnyRequest | Fault] = []
+    requests: list[ApiRequest | Fault] = []
     for number, line in enumerate(body.splitlines() or [b""], 1):
         try:
             if not line.strip():

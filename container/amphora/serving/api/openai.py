@@ -12,19 +12,11 @@ import json
 import struct
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amphora.serving.api.canonical import (
-    LENGTH,
-    Encode,
-    Generate,
-    ModelTraits,
-    check_flags,
-    check_keys,
-)
-from amphora.serving.api.media import EVENTS
+from amphora.serving.api.canonical import LENGTH, ApiRequest, ModelTraits, check_flags, check_keys
 from amphora.serving.api.tei import NAMES
 from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.protocol.routes import CHAT, EMBEDDINGS
@@ -55,7 +47,7 @@ _CHAT_KEYS = ("max_completion_tokens", "response_format", "tools", "functions", 
 _ROLES = ("system", "developer", "user", "assistant")
 
 
-def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
+def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
     """Return the request of a body of one of the API's routes. Raise Fault (400) for keys that are
     unknown or unsupported, or have wrong values."""
     if route == EMBEDDINGS:
@@ -83,18 +75,24 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode | Generate:
     settings = {"temperature": 1.0, "top_p": 1, "top_k": 0, **settings}
     if settings["top_k"] == -1:
         settings["top_k"] = 0
-    usage = _includes_usage(body)
-    if body.get("stream"):
+    options = body.get("stream_options", {})
+    has_usage = options.get("include_usage", False) if isinstance(options, dict) else None
+    flags = {"include_usage": has_usage, "include_obfuscation": False}
+    if type(has_usage) is not bool or {**flags, **options} != flags:
+        raise bad_request(
+            f"stream_options is {json.dumps(options)[:60]}: give an object with"
+            ' "include_usage": obfuscation is not supported.',
+            "stream_options",
+        )
+    if "stream_options" in body and not body.get("stream"):
+        raise bad_request("stream_options needs stream: true.", "stream_options")
+    if streams := body.get("stream", False):
         settings["stream"] = True
     stop = settings.get("stop", [])
-    api = OpenAiTexts(
-        name=model.name, is_chat=is_chat, has_usage=usage,
+    return OpenAiRequest(
+        inputs=prompts, parameters=settings, streams=streams, model=model.name, is_chat=is_chat,
+        usual_tokens=_CHAT_TOKENS if is_chat else _COMPLETION_TOKENS, has_usage=has_usage,
         stops=[stop] if isinstance(stop, str) else stop,
-    )  # fmt: skip
-    usual = _CHAT_TOKENS if is_chat else _COMPLETION_TOKENS
-    return Generate(
-        prompts=prompts, settings=settings, api=api, usual_tokens=usual,
-        streams=settings.get("stream", False),
     )  # fmt: skip
 
 
@@ -103,10 +101,11 @@ def _refuse_unsupported(body: Mapping[str, Any], scores: Collection[str]) -> Non
     that the model supports without a stream."""
     idle = {**_IDLE, "functions": [[]], "response_format": [{"type": "text"}],
             "tool_choice": ["none", "auto"]}  # fmt: skip
-    for name, values in idle.items():
-        if name not in body or any(_are_same(body[name], value) for value in values):
+    for name in (name for name in idle if name in body):
+        given = body[name]
+        if any(given == v and isinstance(given, bool) == isinstance(v, bool) for v in idle[name]):
             continue
-        shown = json.dumps(body[name])[:60]
+        shown = json.dumps(given)[:60]
         if name not in scores:
             engine = "" if name in _OTHERS else ", which only vLLM supports"
             raise bad_request(f"{name} is {shown}{engine}: leave it out.", name)
@@ -123,30 +122,6 @@ def replace_do_sample(document: Any) -> Any:
         return document
     rest = {name: value for name, value in document.items() if name != "do_sample"}
     return rest if document["do_sample"] else {**rest, "temperature": 0}
-
-
-def _are_same(value: Any, other: Any) -> bool:
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _includes_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether a stream ends with its usage. Raise Fault (400) for other stream_options."""
-    options = body.get("stream_options", {})
-    flags = {"include_usage", "include_obfuscation"}
-    if (
-        not isinstance(options, dict)
-        or not set(options) <= flags
-        or not all(isinstance(flag, bool) for flag in options.values())
-        or options.get("include_obfuscation")
-    ):
-        raise bad_request(
-            f"stream_options is {json.dumps(options)[:60]}: give an object with"
-            ' "include_usage": obfuscation is not supported.',
-            "stream_options",
-        )
-    if "stream_options" in body and not body.get("stream"):
-        raise bad_request("stream_options needs stream: true.", "stream_options")
-    return bool(options.get("include_usage"))
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
@@ -195,7 +170,7 @@ def _prompts(value: Any) -> list[Any]:
     return prompts
 
 
-def _read_embeddings(document: Any, model: ModelTraits) -> Encode:
+def _read_embeddings(document: Any, model: ModelTraits) -> ApiRequest:
     body = check_keys(EMBEDDINGS, document, {"input"}, {*REMARKS, "encoding_format", "dimensions"})
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
@@ -228,27 +203,7 @@ def _read_embeddings(document: Any, model: ModelTraits) -> Encode:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": model.name, "usage": usage}
 
-    return Encode(inputs=texts, parameters=parameters, form=form, names=NAMES)
-
-
-@dataclass
-class ShownText:
-    """Holds back the end of a stream while it may be the beginning of a stop text."""
-
-    stops: Sequence[str]
-    held: str = ""
-
-    def show(self, piece: str, *, is_last: bool) -> str:
-        """Add a generated piece, and return the text that can be shown now."""
-        self.held += piece
-        safe = _first_stop(self.held, self.stops)
-        if safe == len(self.held) and not is_last:
-            for stop in self.stops:
-                for size in range(1, min(len(stop), len(self.held) + 1)):
-                    if self.held.endswith(stop[:size]):
-                        safe = min(safe, len(self.held) - size)
-        shown, self.held = self.held[:safe], self.held[safe:]
-        return shown
+    return ApiRequest(inputs=texts, parameters=parameters, form=form, names=NAMES)
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> int:
@@ -258,11 +213,11 @@ def _first_stop(text: str, stops: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenAiTexts:
-    """Writes generated texts as the API's document, or as a stream of its chunks."""
+class OpenAiRequest(ApiRequest):
+    """A chat, or prompts to complete."""
 
-    name: str
-    """The model's."""
+    model: str
+    """The model's name."""
     is_chat: bool
     stops: Sequence[str]
     has_usage: bool
@@ -270,9 +225,9 @@ class OpenAiTexts:
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     is_document = True
-    kinds = (EVENTS,)
+    generates = True
 
-    def document(self, prediction: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, prediction: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document of all texts."""
         choices: list[dict[str, Any]] = []
         generated = 0
@@ -286,11 +241,10 @@ class OpenAiTexts:
         usage = _usage(prediction["tokens"], generated)
         return {**self._head("chat.completion"), "choices": choices, "usage": usage}
 
-    def events(self, texts: Iterator[Mapping[str, Any]]) -> Iterator[Any]:
-        """Yield the chunks of the only text."""
-        head = self._head("chat.completion.chunk")
-        state = ShownText(self.stops)
-        generated = read = 0
+    def events(self, texts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+        """Yield the chunks of the only text. What may be the beginning of a stop text is held back
+        until the next token."""
+        head, held, usage = self._head("chat.completion.chunk"), "", _usage(0, 0)
 
         def chunk(delta: Mapping[str, Any], finish: str = "") -> Any:
             choice = {"delta": delta} if self.is_chat else {"text": delta.get("content", "")}
@@ -299,15 +253,23 @@ class OpenAiTexts:
 
         for text in texts:
             # The first token comes first, since an error after the first chunk breaks the stream.
-            if self.is_chat and not generated:
+            if self.is_chat and text["generated"] == 1:
                 yield chunk({"role": "assistant", "content": "", "refusal": None})
-            generated, read = generated + 1, text["prompt_tokens"]
-            if shown := state.show(text["added"], is_last=bool(text["finish"])):
+            usage = _usage(text["prompt_tokens"], text["generated"])
+            held += text["added"]
+            safe = _first_stop(held, self.stops)
+            if safe == len(held) and not text["finish"]:
+                for stop in self.stops:
+                    for size in range(1, min(len(stop), len(held) + 1)):
+                        if held.endswith(stop[:size]):
+                            safe = min(safe, len(held) - size)
+            shown, held = held[:safe], held[safe:]
+            if shown:
                 yield chunk({"content": shown})
             if text["finish"]:
                 yield chunk({}, text["finish"])
         if self.has_usage:
-            yield {**head, "choices": [], "usage": _usage(read, generated)}
+            yield {**head, "choices": [], "usage": usage}
         yield "[DONE]"
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -315,7 +277,7 @@ class OpenAiTexts:
             "id": ("chatcmpl-" if self.is_chat else "cmpl-") + self.id,
             "object": kind if self.is_chat else "text_completion",
             "created": self.created,
-            "model": self.name,
+            "model": self.model,
             "system_fingerprint": None,
         }
 

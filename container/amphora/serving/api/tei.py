@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
-from amphora.serving.api.canonical import Encode, ModelTraits, check_flags, check_keys
+from amphora.serving.api.canonical import ApiRequest, ModelTraits, check_flags, check_keys
 from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.protocol.routes import EMBED, PREDICT, RANKING, RERANK, RERANK_1
 
@@ -28,6 +29,7 @@ _KEPT = ("prompt_name", "truncation_direction", "dimensions", "normalize", "retu
 """Keys that are parameters of the same name."""
 NAMES = {"truncate_dim": "dimensions"}
 """A parameter of vectors by another name, which TEI and OpenAI's API give it."""
+_entries = itemgetter("entries")
 _USUAL: Mapping[str, Mapping[str, Any]] = {
     EMBED: {"normalize": True},
     PREDICT: {"top_k": None},
@@ -36,7 +38,7 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
 """Parameters that a body leaves out."""
 
 
-def read(route: str, document: Any, model: ModelTraits) -> Encode:
+def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
     """Return the request of a body of one of the API's routes. Raise Fault (400) for keys that are
     unknown or have invalid values."""
     has_documents = isinstance(document, dict) and "documents" in document
@@ -53,7 +55,7 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode:
     if route == EMBED:
         texts = [body["inputs"]] if isinstance(body["inputs"], str) else body["inputs"]
         _check_texts("inputs", texts, " or a text")
-        return Encode(inputs=texts, parameters=parameters, form=_entries, names=NAMES)
+        return ApiRequest(inputs=texts, parameters=parameters, form=_entries, names=NAMES)
     if route == PREDICT:
         inputs = body["inputs"]
         is_single = _is_sequence(inputs)
@@ -71,11 +73,8 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode:
                 "inputs",
             )
         texts = [p[0] if isinstance(p, list) and len(p) == 1 else p for p in sequences]
-
-        def form(prediction: Mapping[str, Any]) -> Any:
-            return prediction["entries"][0] if is_single else prediction["entries"]
-
-        return Encode(inputs=texts, parameters=parameters, form=form)
+        form = (lambda prediction: prediction["entries"][0]) if is_single else _entries
+        return ApiRequest(inputs=texts, parameters=parameters, form=form)
     name = "texts" if route == RERANK else "documents"
     texts = plain_documents(body[name])
     _check_texts(name, texts)
@@ -97,7 +96,7 @@ def read(route: str, document: Any, model: ModelTraits) -> Encode:
         return {**head, "usage": {"total_tokens": prediction["tokens"]}, "results": results}
 
     inputs = [{"query": body["query"], "texts": texts}]
-    return Encode(inputs=inputs, single=True, parameters=parameters, form=rank)
+    return ApiRequest(inputs=inputs, single=True, parameters=parameters, form=rank)
 
 
 def plain_documents(documents: Any) -> Any:
@@ -105,10 +104,6 @@ def plain_documents(documents: Any) -> Any:
     if not isinstance(documents, list):
         return documents
     return [d["text"] if isinstance(d, dict) and set(d) == {"text"} else d for d in documents]
-
-
-def _entries(prediction: Mapping[str, Any]) -> Any:
-    return prediction["entries"]
 
 
 def _is_sequence(value: Any) -> bool:

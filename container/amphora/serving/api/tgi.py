@@ -4,22 +4,15 @@ parameters become the keys of OpenAI's API, and generated texts these APIs' answ
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amphora.serving.api.canonical import (
-    LENGTH,
-    Generate,
-    ModelTraits,
-    check_flags,
-    is_conversation,
-)
+from amphora.serving.api.canonical import ApiRequest, ModelTraits, check_flags, is_conversation
 from amphora.serving.api.media import EVENTS, JSON_LINES, TEXT
 from amphora.serving.protocol.media_types import bad_request
-from amphora.serving.protocol.routes import GENERATE_STREAM
+from amphora.serving.protocol.routes import GENERATE_STREAM, TGI
 
-USUAL_TOKENS = 64
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Parameters of sampling: a request that has one of them asks for sampling."""
 _STOPS = ("stop", "stop_sequences", "stop_sequence")
@@ -51,26 +44,21 @@ _IDLE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationResponse:
-    """The answers to one request."""
+class GenerationRequest(ApiRequest):
+    """Prompts of these APIs."""
 
-    prompts: Sequence[Any]
-    values: Mapping[str, Any]
-    """The request's parameters."""
+    given: Mapping[str, Any]
+    """The parameters by these APIs' names."""
     is_document: bool = False
     """Whether the answer is TGI's object instead of Hugging Face's list."""
+    generates = True
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return the types of a stream, the usual one first."""
-        return (EVENTS, JSON_LINES) if self.is_document else (EVENTS, JSON_LINES, TEXT)
-
-    def document(self, prediction: Mapping[str, Any]) -> Any:
+    def answer(self, prediction: Mapping[str, Any]) -> Any:
         """Return a list with the texts of each prompt, or the only text as an object."""
-        has_details = self.values.get("details")
-        full = self.values.get("return_full_text", not has_details)
+        has_details = self.given.get("details")
+        full = self.given.get("return_full_text", not has_details)
         entries: list[list[dict[str, Any]]] = []
-        for prompt, texts in zip(self.prompts, prediction["entries"], strict=True):
+        for prompt, texts in zip(self.inputs, prediction["entries"], strict=True):
             entries.append([])
             for text in texts:
                 whole = _prepend_prompt(prompt, text["text"]) if full else text["text"]
@@ -81,63 +69,56 @@ class GenerationResponse:
                 entries[-1].append(entry)
         return entries[0][0] if self.is_document else entries
 
-    def event(self, number: int, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return TGI's event of the `number`-th token, the last one of a text."""
-        whole = details = None
-        if text["finish"]:
-            full = self.values.get("return_full_text", False)
-            whole = _prepend_prompt(self.prompts[0], text["text"]) if full else text["text"]
-            details = {**self._details(text, number), "input_length": text["prompt_tokens"]}
-        (token,) = text["tokens"]
-        return {"index": number, "token": token, "generated_text": whole, "details": details}
-
-    def events(self, texts: Iterator[Mapping[str, Any]]) -> Iterator[Any]:
+    def events(self, texts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
         """Yield TGI's event of each token."""
-        for number, text in enumerate(texts, 1):
-            yield self.event(number, text)
+        for text in texts:
+            whole = details = None
+            if text["finish"]:
+                full = self.given.get("return_full_text", False)
+                whole = _prepend_prompt(self.inputs[0], text["text"]) if full else text["text"]
+                details = self._details(text, text["generated"])
+                details["input_length"] = text["prompt_tokens"]
+            (token,) = text["tokens"]
+            yield {"index": text["generated"], "token": token, "generated_text": whole,
+                   "details": details}  # fmt: skip
 
     def _details(self, text: Mapping[str, Any], count: int) -> dict[str, Any]:
-        seed = self.values.get("seed")
+        seed = self.given.get("seed")
         return {"finish_reason": text["finish"], "generated_tokens": count, "seed": seed}
 
 
 def read_generation(
-    route: str, inputs: Any, parameters: Mapping[str, Any], model: ModelTraits, *, is_tgi: bool
-) -> Generate:
-    """Return the request of a body's inputs and parameters. Raise Fault (400) if they cannot be
+    route: str, prompts: Sequence[Any], parameters: Mapping[str, Any], model: ModelTraits,
+    *, single: bool,
+) -> GenerationRequest:  # fmt: skip
+    """Return the request of a body's prompts and parameters. Raise Fault (400) if they cannot be
     answered; engines check the values of settings."""
-    values = {name: value for name, value in parameters.items() if value is not None}
-    if is_tgi:
-        if not isinstance(inputs, str):
+    given = {name: value for name, value in parameters.items() if value is not None}
+    if is_tgi := route in TGI:
+        if not single or not isinstance(prompts[0], str):
             raise bad_request('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
         # As in TGI, these routes decide whether the answer is a stream, and not the body.
-        streams = route == GENERATE_STREAM
-        values = {"return_full_text": False, **values, "stream": streams}
-    settings = _settings(values, model)
-    prompts = _prompts(inputs)
-    if not prompts or not all(isinstance(p, str) or is_conversation(p) for p in prompts):
+        given = {"return_full_text": False, **given, "stream": route == GENERATE_STREAM}
+    settings = _settings(given, model)
+    if not all(isinstance(p, str) or is_conversation(p) for p in prompts):
+        shown = json.dumps(prompts[0] if single else prompts)[:60]
         raise bad_request(
-            "inputs must be a text, a conversation or a list of these, not"
-            f' {json.dumps(inputs)[:60]}. Send for example {{"inputs": "a text"}}.',
+            f"inputs must be a text, a conversation or a list of these, not {shown}. Send for"
+            ' example {"inputs": "a text"}.',
             "inputs",
         )
-    is_list = prompts is inputs
-    if values.get("stream"):
+    if streams := bool(given.get("stream")):
         if len(prompts) > 1 or settings.get("n", 1) != 1:
             raise bad_request("Only one text can be streamed.", "stream")
         settings["stream"] = True
-    if values.get("details") or values.get("stream"):
+    if given.get("details") or streams:
         settings["return_token_ids"] = True
-    names = {_NAMES[name]: name for name in values if name in _NAMES and name != "adapter_id"}
-    return Generate(
-        names=names, streams=settings.get("stream", False),
-        prompts=prompts, settings=settings, usual_tokens=USUAL_TOKENS, single=not is_list,
-        continues=True, api=GenerationResponse(prompts=prompts, values=values, is_document=is_tgi),
+    names = {_NAMES[name]: name for name in given if name in _NAMES and name != "adapter_id"}
+    return GenerationRequest(
+        names=names, streams=streams, inputs=prompts, parameters=settings, single=single,
+        continues=True, given=given, is_document=is_tgi,
+        kinds=(EVENTS, JSON_LINES) if is_tgi else (EVENTS, JSON_LINES, TEXT),
     )  # fmt: skip
-
-
-def _prompts(inputs: Any) -> list[Any]:
-    return inputs if isinstance(inputs, list) and not is_conversation(inputs) else [inputs]
 
 
 def parameters_by(settings: Collection[str]) -> set[str]:
@@ -153,22 +134,21 @@ def _settings(values: Mapping[str, Any], model: ModelTraits) -> dict[str, Any]:
     contradict each other.
     """
     takes = parameters_by(model.settings)
-    idle = [name for name in values if name in _IDLE and values[name] == _IDLE[name]]
-    known = {} if model.passed else {**_NAMES, **_OTHERS}
-    elsewhere = [n for n in values if n in known and n not in takes and n not in idle]
-    for name in values:
-        if name in _IDLE and name not in takes and name not in idle:
+    refused = [n for n, value in values.items() if n not in takes and value != _IDLE.get(n)]
+    elsewhere = [n for n in refused if not model.passed and n in {**_NAMES, **_OTHERS}]
+    for name in refused:
+        if name in _IDLE:
             shown, only = json.dumps(values[name])[:60], json.dumps(_IDLE[name])
             engine = " It needs vLLM." if name in elsewhere else ""
             raise bad_request(f"{name} is {shown}: give {only}, or leave it out.{engine}", name)
-    if unknown := [name for name in values if name not in takes and name not in idle]:
+    if refused:
         needs = f" Only vLLM supports {', '.join(elsewhere)}." if elsewhere else ""
         raise bad_request(
-            f"text-generation does not take {', '.join(map(repr, unknown))}, but"
+            f"text-generation does not take {', '.join(map(repr, refused))}, but"
             f" {', '.join(sorted(takes))}.{needs}",
-            unknown[0],
+            refused[0],
         )
-    values = {name: value for name, value in values.items() if name not in idle or name in takes}
+    values = {name: value for name, value in values.items() if name in takes}
     check_flags(values, _FLAGS)
     for name in _NAMES:
         if isinstance(values.get(name), bool):
@@ -211,10 +191,3 @@ def _prepend_prompt(prompt: Any, text: str) -> Any:
     if isinstance(begun, list):
         begun = "\n".join(part.get("text", "") for part in begun)
     return [*earlier, {**last, "content": f"{begun}{text}"}]
-
-
-def unfinished_prompts(texts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Return the positions of the prompts that have a text which ended at the token limit."""
-    return [
-        index for index, some in enumerate(texts) if any(text["finish"] == LENGTH for text in some)
-    ]

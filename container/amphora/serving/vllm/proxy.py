@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
 from amphora.common.errors import did_you_mean
 from amphora.serving.api import exchange, write
-from amphora.serving.api.canonical import AnyRequest, Generate, Passed
+from amphora.serving.api.canonical import ApiRequest
 from amphora.serving.api.exchange import Exchange
-from amphora.serving.api.tgi import GenerationResponse
 from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, messages, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.lifecycle import VllmProcess, error_of
-from amphora.serving.vllm.translation import Chunks, VllmRequest
+from amphora.serving.vllm.translation import Chunks
 
 LOG = logging.getLogger("amphora.vllm")
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
@@ -95,32 +93,34 @@ class VllmServer(VllmProcess):
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
 
-    def _complete(
-        self, part: VllmRequest, call: Call, spent: int = 0
-    ) -> tuple[dict[str, Any], int]:
-        """Return a body that names its model, and the number of tokens that it may generate.
+    def _translate(
+        self, request: ApiRequest, call: Call, spent: int = 0
+    ) -> tuple[str, dict[str, Any], int]:
+        """Return vLLM's route, a body that names its model, and the number of tokens that it may
+        generate.
 
         `spent` is that number for the other parts of the request. Raises Fault: 400 for an unknown
         key, 404 for an unknown model, 413 beyond the bound of costs.
         """
         adapter = call.headers.get(_ADAPTER)
-        is_translated = not isinstance(part.request, Passed)
-        known_keys = self.keys.get(part.route) or {*part.body}
+        route, given = translation.translate(request)
+        known_keys = self.keys.get(route) or {*given}
         body = {
             key: value
-            for key, value in part.body.items()
+            for key, value in given.items()
             if key in known_keys | _REMARKS or (value is not None and value != _IDLE.get(key))
         }
         if unknown := body.keys() - known_keys - _REMARKS:
             key = min(unknown)
-            message = f"{key!r} is not a key of vLLM's {part.route}.{did_you_mean(key, known_keys)}"
+            message = f"{key!r} is not a key of vLLM's {route}.{did_you_mean(key, known_keys)}"
             raise bad_request(message, key)
         named = adapter or body.get("model") or self.name
         known = self.names | set(self.adapters)
         if named not in known:
             # A single model answers to any name. With adapters an unknown name would be a guess.
             others = known - {self.name, server_arguments.BASE}
-            if adapter or others or self.settings.adapters or (is_translated and "model" in body):
+            is_guess = adapter or others or self.settings.adapters
+            if is_guess or (not request.route and "model" in body):
                 listed = f"{', '.join(sorted(known))}.{did_you_mean(str(named), known)}"
                 message = f"There is no model {named!r}. Loaded: {listed}"
                 raise Fault(404, "model_not_found", message, "model")
@@ -132,10 +132,10 @@ class VllmServer(VllmProcess):
         # A chat that names no length may fill the context, which is allowed to a single text.
         most_written = self.settings.most_written
         longest = min(self.description["max_length"], most_written)
-        usual = _COMPLETION_TOKENS if part.route == routes.COMPLETIONS else longest
+        usual = _COMPLETION_TOKENS if route == routes.COMPLETIONS else longest
         # vLLM reads one of them.
         length = max(_number(body.get(key)) for key in _LENGTHS) or usual
-        if is_translated and body.get("truncate_prompt_tokens") == -1:
+        if not request.route and body.get("truncate_prompt_tokens") == -1:
             body["truncate_prompt_tokens"] = max(1, self.description["max_length"] - length)
         cost = prompts * copies * length
         if spent + cost > most_written:
@@ -149,27 +149,26 @@ class VllmServer(VllmProcess):
                 f" {copies:,} texts x {length:,} new tokens for each text); {most_written:,}"
                 f" are allowed (AMPHORA_MAX_TOKENS_WRITTEN). Give fewer in {_LENGTHS[0]}{less}.",
             )
-        return {**body, "model": named}, cost
+        return route, {**body, "model": named}, cost
 
     async def _pass_on(self, call: Call, read: Exchange) -> None:
         """Pass vLLM's answer or stream on, translated if the request was."""
         (request,) = read.requests
-        part = VllmRequest.from_request(request)
-        body, _ = self._complete(part, call)
-        async with self.ask(part.route, body, headers=_session_of(call)) as response:
+        route, body, _ = self._translate(request, call)
+        async with self.ask(route, body, headers=_session_of(call)) as response:
             if response.status != 200:
-                raise _refused(response.status, await response.read(), part)
+                raise _refused(response.status, await response.read(), request)
             kind = response.headers.get("content-type", media_types.JSON)
-            if not part.request.streams:
+            if not request.streams:
                 answer: Any = await response.read()
-                if isinstance(request, Generate):
-                    answer, kind = read.write([part.prediction(json.loads(answer))], call.accept)
+                if not request.route:
+                    prediction = translation.prediction_of(request, json.loads(answer))
+                    answer, kind = read.write([prediction], call.accept)
                 _settle(call, kind, answer, headers=read.headers)
                 return
-            events: Callable[[bytes], bytes] | None = None
-            if isinstance(request, Generate):
+            if not request.route:
                 kind = read.stream_type(call.accept)
-                events = _translator(request, kind)
+            texts = Chunks()
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
             last = data = b""
             # The first event comes in one piece: an error in it decides the status.
@@ -178,7 +177,9 @@ class VllmServer(VllmProcess):
                     break
                 data += more
             while data:
-                data = data if events is None else events(data)
+                if not request.route:
+                    events = request.events(texts.read(data))
+                    data = b"".join(write.event(event, kind) for event in events)
                 last = last[-len(_BROKEN) :] + data
                 if _BROKEN in last:
                     # vLLM ends such a stream as if it were complete.
@@ -197,17 +198,16 @@ class VllmServer(VllmProcess):
 
         spent = 0
 
-        async def answer(request: AnyRequest) -> Any:
+        async def answer(request: ApiRequest) -> Any:
             nonlocal spent
             try:
-                part = VllmRequest.from_request(request)
-                body, cost = self._complete(part, call, spent)
+                route, body, cost = self._translate(request, call, spent)
                 spent += cost
                 timeout, headers = self.settings.timeout, _session_of(call)
-                status, answer = await self.answer(part.route, body, timeout, headers)
+                status, answer = await self.answer(route, body, timeout, headers)
                 if status != 200:
-                    raise _refused(status, answer, part)
-                return part.prediction(json.loads(answer))
+                    raise _refused(status, answer, request)
+                return translation.prediction_of(request, json.loads(answer))
             except Fault as fault:
                 if fault.status >= 500:
                     raise
@@ -227,18 +227,6 @@ class VllmServer(VllmProcess):
 def _session_of(call: Call) -> dict[str, str]:
     """Return the header of a session of SageMaker's, if the request has one."""
     return {_SESSION: call.headers[_SESSION]} if _SESSION in call.headers else {}
-
-
-def _translator(request: Generate, kind: str) -> Callable[[bytes], bytes]:
-    """Return a function that translates bytes of vLLM's stream to the client's."""
-    api, chunks, count = request.api, Chunks(), itertools.count(1)
-    assert isinstance(api, GenerationResponse)
-
-    def translate(data: bytes) -> bytes:
-        texts = chunks.read(data)
-        return b"".join(write.event(api.event(next(count), t), kind) for t in texts)
-
-    return translate
 
 
 def _settle(
@@ -263,11 +251,11 @@ def _number(value: Any) -> int:
     return 0
 
 
-def _refused(status: int, answer: bytes, part: VllmRequest) -> Fault:
+def _refused(status: int, answer: bytes, request: ApiRequest) -> Fault:
     """Return one of vLLM's errors as a Fault."""
     error = error_of(answer)
-    message = part.request.renamed(str(error["message"]))
-    param = part.request.renamed(str(error.get("param") or "")) or None
+    message = request.renamed(str(error["message"]))
+    param = request.renamed(str(error.get("param") or "")) or None
     code = "bad_request" if status < 500 else "engine_error"
     if "--tool-call-parser" in message:
         message += (

@@ -6,18 +6,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from amphora.serving.api.canonical import (
-    END,
-    STOPPED,
-    AnyRequest,
-    Generate,
-    ModelTraits,
-    Passed,
-    is_conversation,
-)
+from amphora.serving.api.canonical import END, STOPPED, ApiRequest, ModelTraits, is_conversation
 from amphora.serving.protocol.media_types import Fault, bad_request
 from amphora.serving.protocol.routes import CHAT, COMPLETIONS, RESPONSES
 
@@ -30,56 +21,43 @@ TRAITS = ModelTraits(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmRequest:
-    """One request to vLLM."""
+def translate(request: ApiRequest) -> tuple[str, Mapping[str, Any]]:
+    """Return the route and the body of a request to vLLM. Raise Fault: 400 for conversations among
+    other prompts, 415 for an image."""
+    if request.route:
+        return request.route, request.parameters
+    if not request.generates:
+        raise Fault(415, "unsupported_content_type", "The model reads texts alone.")
+    settings = {"max_tokens": request.usual_tokens, **request.parameters}
+    chats = [prompt for prompt in request.inputs if is_conversation(prompt)]
+    has_tokens = settings.get("return_token_ids")
+    if not chats:
+        logprobs = {"logprobs": 0} if has_tokens else {}
+        return COMPLETIONS, {"prompt": list(request.inputs), **settings, **logprobs}
+    if len(request.inputs) > 1:
+        raise bad_request(
+            "Send several conversations as application/jsonlines, one in each line.", "inputs"
+        )
+    continues = chats[0][-1]["role"] == "assistant"
+    return CHAT, {
+        "messages": chats[0], "add_generation_prompt": not continues,
+        "continue_final_message": continues, **settings,
+        **({"logprobs": True} if has_tokens else {}),
+    }  # fmt: skip
 
-    route: str
-    body: dict[str, Any]
-    request: Generate | Passed
 
-    @classmethod
-    def from_request(cls, request: AnyRequest) -> VllmRequest:
-        """Translate a request. Raise Fault: 400 for conversations among other prompts, 415 for an
-        image."""
-        if isinstance(request, Passed):
-            return cls(route=request.route, body=request.body, request=request)
-        if not isinstance(request, Generate):
-            raise Fault(415, "unsupported_content_type", "The model reads texts alone.")
-        settings = {"max_tokens": request.usual_tokens, **request.settings}
-        chats = [prompt for prompt in request.prompts if is_conversation(prompt)]
-        if not chats:
-            body = {"prompt": list(request.prompts), **settings}
-            if settings.get("return_token_ids"):
-                body["logprobs"] = 0
-            return cls(route=COMPLETIONS, body=body, request=request)
-        if len(request.prompts) > 1:
-            raise bad_request(
-                "Send several conversations as application/jsonlines, one in each line.", "inputs"
-            )
-        continues = chats[0][-1]["role"] == "assistant"
-        body = {
-            "messages": chats[0], "add_generation_prompt": not continues,
-            "continue_final_message": continues, **settings,
-        }  # fmt: skip
-        if settings.get("return_token_ids"):
-            body["logprobs"] = True
-        return cls(route=CHAT, body=body, request=request)
-
-    def prediction(self, document: dict[str, Any]) -> Any:
-        """Return the generated texts of vLLM's answer; an answer that passes unchanged."""
-        if isinstance(self.request, Passed):
-            return document
-        choices = sorted(document["choices"], key=lambda choice: choice["index"])
-        size = len(choices) // len(self.request.prompts)
-        texts = [self._text(choice) for choice in choices]
-        return {"entries": [texts[start : start + size] for start in range(0, len(texts), size)]}
-
-    def _text(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+def prediction_of(request: ApiRequest, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the generated texts of vLLM's answer; an answer that passes unchanged."""
+    if request.route:
+        return document
+    texts = []
+    for choice in sorted(document["choices"], key=lambda choice: choice["index"]):
         text = _text_of(choice)
-        has_tokens = self.body.get("return_token_ids")
-        tokens = _tokens(choice, text) if has_tokens else []
-        return {"text": text, "finish": _finish(choice), "tokens": tokens}
+        tokens = _tokens(choice, text) if request.parameters.get("return_token_ids") else []
+        texts.append({"text": text, "finish": _finish(choice), "tokens": tokens})
+    size = len(texts) // len(request.inputs)
+    entries = [texts[start : start + size] for start in range(0, len(texts), size)]
+    return {"entries": entries, "single": request.single}
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
@@ -118,7 +96,7 @@ class Chunks:
     def __init__(self) -> None:
         self._rest = b""
         self._text = ""
-        self._prompt_tokens = 0
+        self._prompt_tokens = self._generated = 0
 
     def read(self, data: bytes) -> list[dict[str, Any]]:
         """Return the text after each token in some bytes of vLLM's stream. Raises Fault for an
@@ -139,9 +117,10 @@ class Chunks:
                 self._text += added
                 tokens = _tokens(choice, added)
                 for index, token in enumerate(tokens, 1):
+                    self._generated += 1
                     finish = _finish(choice) if index == len(tokens) else ""
                     texts.append(
                         {"text": self._text, "finish": finish, "tokens": [token],
-                         "prompt_tokens": self._prompt_tokens}
+                         "prompt_tokens": self._prompt_tokens, "generated": self._generated}
                     )  # fmt: skip
         return texts

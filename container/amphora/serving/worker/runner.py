@@ -14,7 +14,7 @@ from typing import Any
 from amphora.common import logs, transformers4
 from amphora.common.errors import CodeError
 from amphora.serving.api import exchange
-from amphora.serving.api.canonical import ModelTraits, Passed
+from amphora.serving.api.canonical import ModelTraits
 from amphora.serving.api.exchange import Exchange
 from amphora.serving.protocol import batching, media_types, routes
 from amphora.serving.protocol.media_types import Fault
@@ -130,7 +130,6 @@ class ModelRunner:
         requests = item.exchange.requests
         while (index := len(item.data) + len(item.faults)) < len(requests):
             request = requests[index]
-            assert not isinstance(request, Passed)
             try:
                 adapter = request.adapter or traits.adapter
                 values = {**request.values, "spent": spent, "adapter": adapter}

@@ -29,7 +29,7 @@ def read(body: bytes, content_type: str, *columns: str) -> Exchange:
 
 def requests_of(body: bytes, content_type: str, *columns: str) -> list[Request]:
     """Return the requests of a body as the recipe gets them."""
-    return [Request(**one.values) for one in read(body, content_type, *columns).requests]  # type: ignore[union-attr]
+    return [Request(**one.values) for one in read(body, content_type, *columns).requests]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_a_request_is_read(content_type: str, body: str, texts: list[str]) -> No
         ("text/csv", b"a, b\nc, d\n", ["row 1", "double quotes"]),
         ("text/csv", b'"a\n', ["CSV"]),
         ("text/csv", b"id,text\n1\n2\n", ["row 2"]),
+        ("text/csv; header=present", b"text\n", ["no inputs"]),
         ("text/csv", b"Comment\ngood\n", ["'Comment': a header or a text?", "header=absent"]),
         ("text/csv", b"text\tlabel\na\t1\nb\t2\n", ["2 fields between '\\t'"]),
         ("text/csv", b"good film;1\nbad film;0\n", ["2 fields between ';'", "by commas"]),
@@ -327,7 +328,7 @@ def test_rows_without_the_models_columns_are_their_own_fault() -> None:
     body = b"id,sentence1,sentence2\n1,a,b\n2,c\n3,d,e\n"
     read_body = read(body, "text/csv", "sentence1", "sentence2")
     (request,) = read_body.requests
-    assert request.inputs == [PAIR, {"text": "d", "text_pair": "e"}]  # type: ignore[union-attr]
+    assert request.inputs == [PAIR, {"text": "d", "text_pair": "e"}]
     assert read_body.records is not None and "row 3" in str(read_body.records[1])
     traits = ModelTraits(columns={"question": "frage", "context": "absatz"})
     body = b"absatz,frage\na,b\n"
