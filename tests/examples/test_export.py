@@ -1,8 +1,10 @@
 """examples/export through `amphora train`: what is written answers as the model it was made of."""
 
 import json
+import random
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from tests.support.causal_kit import make_model
 from tests.support.exports import environment, run_on_model
 from tests.support.job_tree import Tree
-from tests.support.serving_kit import save
+from tests.support.serving_kit import WORDS, save
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +55,24 @@ print(numpy.abs(answer - expected).max())
     assert float(done.stdout.splitlines()[-1]) < 1e-5
 
 
-def rounded(folder: Path) -> float:
+FOX = "The quick brown fox jumps over the lazy dog."
+
+
+def rounded(folder: Path, texts: Sequence[str] = (FOX,)) -> float:
     """Return the divergence of a decoder whose weights are rounded to 16 levels, by 128 columns."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    text = "The quick brown fox jumps over the lazy dog."
-    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenizer(text, return_tensors="pt").input_ids for text in texts]
     with torch.no_grad():
-        expected = model(ids).logits.log_softmax(-1)
+        expected = torch.cat([model(ids).logits[0].log_softmax(-1) for ids in rows])
         for name, layer in model.named_modules():
             if isinstance(layer, torch.nn.Linear) and name != "lm_head":
                 groups = layer.weight.unflatten(-1, (-1, 128))
                 step = groups.abs().amax(-1, keepdim=True) / 7.5
                 layer.weight.copy_(((groups / step).round().clamp(-8, 7) * step).flatten(-2))
-        answer = model(ids).logits.log_softmax(-1)
+        answer = torch.cat([model(ids).logits[0].log_softmax(-1) for ids in rows])
     return float((expected.exp() * (expected - answer)).sum(-1).mean())
 
 
@@ -110,6 +115,27 @@ def test_a_quantized_decoder_answers_nearly_the_same(
             lost == pytest.approx(rounded(base), rel=0.05) if scheme == "W4A16" else 0 < lost < 0.01
         )
         assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+
+
+@pytest.mark.heavy
+@pytest.mark.long
+def test_calibration_loses_less_than_rounding(tmp_path: Path, python: Path) -> None:
+    """On rows that did not calibrate."""
+    base = save("LlamaForCausalLM", tmp_path / "wide", hidden_size=128, intermediate_size=256)
+    drawn = random.Random(0)
+    texts = [" ".join(drawn.choices(WORDS, k=drawn.randint(8, 30))) for _ in range(220)]
+    tree = Tree(tmp_path / "ml")
+    rows = "\n".join(json.dumps({"text": text}) for text in texts)
+    tree.channel("train", **{"rows.jsonl": rows})
+    output = run_on_model(
+        tree, python, base, "export/quantize.py", scheme="W4A16", calibration_rows="200"
+    )
+    lost = metric(output, "divergence")
+    assert 0 < lost < rounded(base, texts[200:220]) / 2
+    before, after = metric(output, "perplexity_before"), metric(output, "perplexity")
+    assert after == pytest.approx(before, rel=0.2)
+    config = json.loads((tree.base / "model/config.json").read_text())
+    assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == 4
 
 
 @pytest.mark.heavy
