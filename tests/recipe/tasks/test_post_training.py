@@ -195,6 +195,14 @@ def test_a_stopped_and_resumed_training_ends_with_the_same_bytes(
     assert stopped.files == whole.files
 
 
+def of_messages(**texts: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in texts.items()]
+
+
+LONG = {"prompt": "x" * 128, "chosen": "cat", "rejected": "dog"}
+OTHER_PROMPTS = {name: of_messages(user=name, assistant="a") for name in ("chosen", "rejected")}
+NO_ANSWER = {**CHATS[0], "rejected": of_messages(assistant=" ")}
+USER_LAST = {**CHATS[0], "chosen": of_messages(assistant="a", user="b")}
 CHOSEN_ONLY = [*PAIRS[:2], {"prompt": "red cat:", "chosen": "cat", "rejected": None}]
 
 
@@ -205,6 +213,18 @@ CHOSEN_ONLY = [*PAIRS[:2], {"prompt": "red cat:", "chosen": "cat", "rejected": N
          ["line 4", "equal chosen and rejected"]),
         ("reward", CHOSEN_ONLY, (), DataError, ["line 3", "no rejected"]),
         ("kto", [*JUDGED[:1], {**JUDGED[1], "label": "maybe"}], (), DataError, ["line 2", "'maybe'"]),
+        ("dpo", [OTHER_PROMPTS], (), DataError, ["line 1", "different prompts"]),
+        ("dpo", [*CHATS[:1], NO_ANSWER, USER_LAST], (), DataError,
+         ["line 2", "line 3", "no text of the assistant at the end"]),
+        # TRL leaves them out, and ORPO's weights become NaN.
+        ("dpo", [*PAIRS[:2], LONG], (), DataError, ["line 3", "max_length=128"]),
+        ("kto", [*JUDGED[:2], {**JUDGED[0], "prompt": "x" * 128}], (), DataError,
+         ["line 3", "prompt and completion", "max_length=128"]),
+        ("orpo", [*PAIRS[:2], {**LONG, "prompt": "x" * 127}], (), DataError, ["line 3", "max_length=128"]),
+        ("reward", [*PAIRS[:2], {**PAIRS[2], "chosen": "c" * 200}], (), DataError,
+         ["line 3", "210 tokens", "a cut answer"]),
+        ("grpo", [*QUESTIONS[:2], {"prompt": "1 + 1 =", "answer": None}],
+         ("--reward_funcs", "exact_answer"), DataError, ["1 rows have no answer", "line 3"]),
         ("dpo", CHATS, (), ModelError, ["no chat template"]),
         ("dpo", PAIRS, ("--trl_args", '{"label_smoothin": 0.1}'), HyperparameterError,
          ["label_smoothin", "label_smoothing"]),
@@ -232,6 +252,14 @@ def test_what_cannot_be_learned_is_refused_before_training(
         job.run_here()
 
 
+def test_a_template_that_leaves_answers_out_is_refused(tmp_path: Path) -> None:
+    job = make_job(tmp_path, "dpo", rows=CHATS)
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    (tmp_path / "start" / "chat_template.jinja").write_text(template)
+    with refused(DataError, "line 1", "equal tokens as chosen and rejected", "chat template"):
+        job.run_here()
+
+
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     job = make_job(tmp_path, "distillation")
     tokens = json.loads((tmp_path / "teacher" / "tokenizer.json").read_text())
@@ -247,6 +275,27 @@ def test_pairs_without_a_task_end_with_both_lines(tmp_path: Path) -> None:
     argv = ["--model_id", str(start)]
     (*_, last) = preflight.inspect(argv, folders_of(tmp_path, channels), 1)
     assert "task=dpo" in last.detail and "task=reward" in last.detail
+
+
+def test_answers_may_be_json_and_rewards_of_numpy(tmp_path: Path) -> None:
+    """Only messages are read as such, also below texts."""
+    import numpy as np
+
+    from recipe.arguments import parse
+    from recipe.task_table import TASKS
+    from recipe.tasks.post_training import data
+    from recipe.tasks.post_training.rewards import CheckedReward
+
+    def read(*rows: Any) -> Any:
+        settings = parse(["--task", "dpo", "--eval_strategy", "no"])
+        return data.load({"train": write(tmp_path, [*rows])}, settings, TASKS["dpo"]).train
+
+    answers = {"prompt": "p", "chosen": "[]", "rejected": '[{"a": 1}]'}
+    assert read(answers, PAIRS[0])[0]["rejected"] == '[{"a": 1}]'
+    chats = {name: json.dumps(cell) for name, cell in CHATS[0].items()}
+    assert read(PAIRS[0], chats)[0]["prompt"] == of_messages(user=PAIRS[0]["prompt"])
+    reward = CheckedReward("half", lambda **_: [np.float32(0.5)], repr)
+    assert reward(["p"], ["c"]) == [0.5]
 
 
 def test_whole_conversations_and_json_have_the_prompt_that_they_share(tmp_path: Path) -> None:

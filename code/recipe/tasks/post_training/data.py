@@ -56,11 +56,16 @@ def _holds_messages(read: ReadFile) -> bool:
     """Return whether a column has lists of messages, or their JSON."""
     for role in _ROLES.keys() & read.columns.columns.keys():
         cells = read.part.table[read.columns[role]]
-        first = next((value for value in cells.slice(0, 100).to_pylist() if value), None)
-        written = values.container(first) if isinstance(first, str) else first
-        if is_list(cells.type) or (isinstance(written, list) and isinstance(written[0], dict)):
+        if is_list(cells.type) or any(map(_are_messages, cells.slice(0, 100).to_pylist())):
             return True
     return False
+
+
+def _are_messages(cell: Any) -> bool:
+    """Return whether a cell is the JSON of a conversation. Answers may be other JSON."""
+    listed = values.container(cell) if isinstance(cell, str) else None
+    first = listed[0] if isinstance(listed, list) and listed else None
+    return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
 
 def _table(read: ReadFile, are_chats: bool, keeps_all: bool, settings: DataSettings) -> pa.Table:
@@ -104,7 +109,7 @@ def _row(
             return dict.fromkeys(given), f"have no {role}"
         if are_chats:
             row[role] = _messages(part, number, cell, _ROLES[role], columns[role])
-        elif not isinstance(cell, str):
+        elif not isinstance(cell, str) or _are_messages(cell):
             return dict.fromkeys(given), f"have no text as {role}"
         else:
             row[role] = cell
@@ -115,14 +120,22 @@ def _row(
         row[LABEL] = word in TRUE
     if CHOSEN in row and row[CHOSEN] == row[REJECTED]:
         return row, "have equal chosen and rejected answers"
+    ends = [row[role][-1] for role in (CHOSEN, REJECTED, COMPLETION) if are_chats and role in row]
+    if any(one["role"] != "assistant" or not one["content"].strip() for one in ends):
+        return row, "have no text of the assistant at the end of an answer"
     if are_chats and CHOSEN in row:
         row |= _answers(row)
+        if not row.get(PROMPT, True) or "user" in (
+            row[CHOSEN][0]["role"],
+            row[REJECTED][0]["role"],
+        ):
+            return row, "have chosen and rejected answers to different prompts"
     return row, ""
 
 
 def _messages(part: Part, number: int, cell: Any, role: str, column: str) -> list[dict[str, str]]:
     """Return the messages of a cell, of which a text is one."""
-    is_text = isinstance(cell, str) and not isinstance(values.container(cell), list)
+    is_text = isinstance(cell, str) and not _are_messages(cell)
     listed = [{"role": role, "content": cell}] if is_text else cell
     listed = [listed] if isinstance(listed, dict) else listed
     messages = json.loads(read_conversation(part, number, listed, column))

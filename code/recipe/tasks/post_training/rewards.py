@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import numbers
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ class CheckedReward:
                 "Return a list with a number for each.",
             )
         for prompt, reward in zip(prompts, rewards, strict=True):
-            is_number = isinstance(reward, (int, float)) and math.isfinite(reward)
+            is_number = isinstance(reward, numbers.Real) and math.isfinite(reward)
             if not is_number and reward is not None:
                 raise DataError(
                     f"The {name} is {reward!r} for a completion of {self.where(prompt)}.",

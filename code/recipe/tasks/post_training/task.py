@@ -28,8 +28,8 @@ from transformers import (
 
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
-from recipe.data.column_names import COMPLETION, PROMPT
-from recipe.errors import HyperparameterError, ModelError, RowError, did_you_mean
+from recipe.data.column_names import COMPLETION, LABEL, PROMPT
+from recipe.errors import DataError, HyperparameterError, ModelError, RowError, did_you_mean
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
 from recipe.models.sources.origin import Origin
@@ -194,9 +194,15 @@ class PostTraining(Task):
             {name: path for name, path in channels.items() if name != _TEACHER}, hyperparameters
         )
 
+    @property
+    def generates(self) -> bool:
+        return self.name != "kto"  # which learns labels
+
     def read(self, channels: Mapping[str, Path]) -> None:
         settings = self.data_settings
         _check_library(self.name)
+        if not self.generates:
+            self.targets = frozenset({LABEL})
         if settings.passed.get("label_smoothing_factor"):
             raise HyperparameterError(
                 f"Hyperparameter label_smoothing_factor has no effect in task={self.name}.",
@@ -240,6 +246,13 @@ class PostTraining(Task):
                 "column answer.",
                 "Call the column of right answers answer.",
             )
+        for use, split in named_splits(self.data).items() if "exact_answer" in names else ():
+            lacking = [n for n, answer in enumerate(split[ANSWER]) if answer in (None, "")]
+            if lacking:
+                raise DataError(
+                    f"{len(lacking)} rows have no answer: {self.data.where(use, lacking[0])}.",
+                    "reward_funcs=exact_answer compares with it: give it, or remove the rows.",
+                )
         usual = rewards.usual_rewards(self.model_settings.max_completion_length or _GENERATED)
         functions = rewards.find("reward_funcs", names, usual, self._channels.get("code"))
         made = [rewards.CheckedReward(name, functions[name], self._where) for name in names]
@@ -299,7 +312,12 @@ class PostTraining(Task):
     ) -> Samples:
         """Return samples of the tokens of the longer answers, which are only counted: TRL's
         trainer tokenizes the rows itself."""
-        rows = [max(_tokens(tokenizer, row), key=len)[:max_length] for row in split]
+        rows = []
+        for number, row in enumerate(split):
+            answers = list(_tokens(tokenizer, row))
+            if not self.kind.generates:
+                self._check_answers(number, row, answers, tokenizer, max_length)
+            rows.append(max(answers, key=len)[:max_length])
         generated = self.model_settings.max_completion_length or _GENERATED
         for number, row in enumerate(rows if self.kind.generates else ()):
             if len(row) + generated > max_length:
@@ -316,6 +334,32 @@ class PostTraining(Task):
             rows, labels = [row for row in rows for _ in range(count)], np.repeat(labels, count)
         starts = np.cumsum([0, *map(len, rows)])
         return Samples(np.concatenate([np.array(row, np.int64) for row in rows]), starts, labels)
+
+    def _check_answers(
+        self, number: int, row: Mapping[str, Any], answers: list[list[int]], tokenizer: Tokenizer,
+        max_length: int,
+    ) -> None:  # fmt: skip
+        """Raise RowError for a row that TRL would leave out, or from which nothing is learned."""
+        names, others = f"{CHOSEN} and {REJECTED}", answers[-1]
+        if len(answers) == 1:
+            names = f"{PROMPT} and {COMPLETION}"
+            others = next(_tokens(tokenizer, {PROMPT: row[PROMPT]}))
+        read = max_length - (self.name == "orpo")  # whose trainer may add a token to the beginning
+        if answers[0][:read] == others[:read]:
+            raise RowError(
+                number,
+                f"{{row}} has equal tokens as {names}, of which max_length={max_length} are read.",
+                "Raise max_length, correct the row, or give a chat template that writes answers.",
+            )
+        # Texts get an end token.
+        longest = max(map(len, answers)) + isinstance(row.get(CHOSEN), str)
+        if self.name == "reward" and longest > max_length:
+            raise RowError(
+                number,
+                f"{{row}} has {longest} tokens, and max_length={max_length} are read: a cut answer "
+                "has another reward.",
+                "Raise max_length, or leave the row out.",
+            )
 
     def lengths(self, tokenizer: Tokenizer, rows: Sequence[int]) -> list[int]:
         return [max(map(len, _tokens(tokenizer, row))) for row in self.train.select(rows)]
