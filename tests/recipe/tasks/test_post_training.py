@@ -195,14 +195,14 @@ def test_a_stopped_and_resumed_training_ends_with_the_same_bytes(
     assert stopped.files == whole.files
 
 
-def of_messages(**texts: str) -> list[dict[str, str]]:
+def make_messages(**texts: str) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in texts.items()]
 
 
 LONG = {"prompt": "x" * 128, "chosen": "cat", "rejected": "dog"}
-OTHER_PROMPTS = {name: of_messages(user=name, assistant="a") for name in ("chosen", "rejected")}
-NO_ANSWER = {**CHATS[0], "rejected": of_messages(assistant=" ")}
-USER_LAST = {**CHATS[0], "chosen": of_messages(assistant="a", user="b")}
+OTHER_PROMPTS = {name: make_messages(user=name, assistant="a") for name in ("chosen", "rejected")}
+NO_ANSWER = {**CHATS[0], "rejected": make_messages(assistant=" ")}
+USER_LAST = {**CHATS[0], "chosen": make_messages(assistant="a", user="b")}
 CHOSEN_ONLY = [*PAIRS[:2], {"prompt": "red cat:", "chosen": "cat", "rejected": None}]
 
 
@@ -293,7 +293,7 @@ def test_answers_may_be_json_and_rewards_of_numpy(tmp_path: Path) -> None:
     answers = {"prompt": "p", "chosen": "[]", "rejected": '[{"a": 1}]'}
     assert read(answers, PAIRS[0])[0]["rejected"] == '[{"a": 1}]'
     chats = {name: json.dumps(cell) for name, cell in CHATS[0].items()}
-    assert read(PAIRS[0], chats)[0]["prompt"] == of_messages(user=PAIRS[0]["prompt"])
+    assert read(PAIRS[0], chats)[0]["prompt"] == make_messages(user=PAIRS[0]["prompt"])
     reward = CheckedReward("half", lambda **_: [np.float32(0.5)], repr)
     assert reward(["p"], ["c"]) == [0.5]
 
