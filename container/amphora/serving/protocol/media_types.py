@@ -108,6 +108,8 @@ def as_bytes(body: Any, content_type: str) -> bytes:
     """
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(body)
+    if callable(whole := getattr(body, "to_pybytes", None)):  # Arrow's buffers
+        return bytes(whole())
     try:
         if isinstance(body, str):
             return body.encode(charset(content_type))

@@ -21,6 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from amphora.common.errors import CodeError
 from amphora.serving.protocol.media_types import Fault
 from tests.support.images import TEXT as IMAGE
 from tests.support.paths import CODE
@@ -424,3 +425,91 @@ def test_a_file_answers_as_the_pytorch_image_documents(
             assert_close(value, question.ours, 1e-5, shown)
             first = re.search(f"({JSON}|{CSV}|{NPY})(?!;q)", question.accept)
             assert first is None or kind == first[0], shown
+
+
+ARROW = """
+import pyarrow as pa
+def model_fn(model_dir): return 3
+def input_fn(body, content_type): return pa.ipc.open_stream(body).read_all()
+def predict_fn(table, model): return table.append_column("b", pa.array([model] * len(table)))
+def output_fn(table, accept):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue(), accept
+"""
+
+
+def test_arrow_is_read_and_sent(install: Callable[[str | None], Path]) -> None:
+    import pyarrow as pa
+
+    kind, table, sink = "application/vnd.apache.arrow.stream", pa.table({"a": [1, 2]}), io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    body, sent, _ = ask_runner(load_runner(install(ARROW)), sink.getvalue(), kind, kind)
+    assert sent == kind
+    assert pa.ipc.open_stream(body).read_all().to_pydict() == {"a": [1, 2], "b": [3, 3]}
+
+
+MMS = """
+import json
+class ModelHandler:
+    initialized = False
+    def initialize(self, context): self.initialized = True
+    def handle(self, data, context): return [json.dumps(json.loads(row["body"])) for row in data]
+_service = ModelHandler()
+def handle(data, context):
+    if not _service.initialized:
+        _service.initialize(context)
+    return None if data is None else _service.handle(data, context)
+"""
+
+
+@pytest.mark.parametrize(("code", "outcome"), {
+    "with contexts": ("""
+        import json
+        def model_fn(model_dir, context=None): return {"gpu": context.system_properties.get("gpu_id")}
+        def input_fn(input_data, content_type, context=None): return json.loads(input_data)
+        def predict_fn(data, model, context=None): return [model["gpu"], data.pop("inputs", data)]
+        def output_fn(prediction, accept, context=None): return json.dumps(prediction)
+        """, [None, "a"]),
+    "scikit-learn's arguments": ("""
+        import json
+        import numpy as np
+        def model_fn(model_dir): return None
+        def input_fn(input_data, content_type="application/json"): return np.array([[json.loads(input_data)["n"]]])
+        def predict_fn(input_object, model): return input_object.sum(axis=1)
+        def output_fn(prediction, response_content_type="application/json"): return json.dumps(prediction.tolist())
+        """, [2]),
+    "a loop of its own": ("""
+        import asyncio
+        async def answer(data):
+            await asyncio.sleep(0)
+            return data["inputs"]
+        def model_fn(model_dir): return None
+        def predict_fn(data, model): return asyncio.run(answer(data))
+        """, "a"),
+    "async": ("async def predict_fn(data, model): return data\ndef model_fn(d): return 1", "Write it with `def`"),
+    "a coroutine": ("async def go(data): return data\ndef model_fn(d): return 1\n"
+                    "def predict_fn(data, model): return go(data)", 500),
+    "MMS": (MMS, "defines handle, ModelHandler, _service, and no function that the server calls. Define model_fn"),
+    "scikit-learn's image": ("from sagemaker_containers.beta.framework import worker\ndef model_fn(d): return 1",
+                             "'sagemaker_containers', .* is of another server or image"),
+    "DJL": ("from djl_python import Input, Output\ndef handle(inputs: Input): return Output()", "of another server or image"),
+    "TorchServe": ("from ts.torch_handler.base_handler import BaseHandler\nclass A(BaseHandler): ...", "of another server or image"),
+    "an exit": ("def model_fn(d): return 1\ndef predict_fn(data, model): exit(3)", 500),
+}.values())  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_as_others_publish_it_answers_or_is_refused_with_the_remedy(
+    code: str, outcome: Any, install: Callable[[str | None], Path]
+) -> None:
+    folder = install(code)
+    if isinstance(outcome, str) and len(outcome) > 1:
+        with pytest.raises(CodeError, match=outcome):
+            load_runner(folder)
+        return
+    status, _, value = answer(load_runner(folder), ask({"inputs": "a", "n": 2}))
+    assert (status, None if status == 500 else value) == (
+        (500, None) if outcome == 500 else (200, outcome)
+    )
