@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,7 @@ class HostedOrigin(Origin):
     shared: SharedEncoder = field(kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderShare:
+class EncoderShare(NamedTuple):
     """Rows that one model computes in a call with others."""
 
     loaded: LoadedModel
@@ -146,8 +145,9 @@ class SharedEncoder:
 
     def _assembled(self, origin: Origin, architecture: Any, files: LoraFiles) -> PreTrainedModel:
         """Return a model of the shared encoder and the adapter's head, without other memory."""
+        trusts = bool(self.origin.options.get("trust_remote_code"))
         with torch.device("meta"), origin.explained(architecture=architecture.__name__):
-            model = architecture.from_config(origin.config(), **self._trusted)
+            model = architecture.from_config(origin.config(), trust_remote_code=trusts)
         inner, encoder = model.base_model, self.encoder
         if type(inner) is not type(encoder):
             raise files.misfit(f"it is for {type(inner).__name__}, not {type(encoder).__name__}")
@@ -189,11 +189,6 @@ class SharedEncoder:
         if surplus := sorted(files.full.keys() - used):
             raise files.misfit(f"there is no place for its {join_names(surplus, 3)}")
         return model.eval()  # type: ignore[no-any-return]
-
-    @property
-    def _trusted(self) -> Mapping[str, Any]:
-        options = self.origin.options
-        return {name: options[name] for name in ("trust_remote_code",) if name in options}
 
     @cached_property
     def _saved_pooler(self) -> nn.Module:
@@ -251,7 +246,7 @@ class SharedEncoder:
             call.sort(key=owners.__getitem__)
             groups = itertools.groupby(call, key=owners.__getitem__)
             shares = [
-                replace(parts[owner], rows=[rows[index] for index in members])
+                parts[owner]._replace(rows=[rows[index] for index in members])
                 for owner, members in groups
             ]
             values = self._call(layout, shares)
@@ -269,9 +264,10 @@ class SharedEncoder:
         head of each part."""
         spans: list[Span] = []
         end = 0
-        for part in parts:
-            start, end = end, end + sum(len(row.ids) for row in part.rows)
-            spans.append((slice(start, end), _products_of(part)))
+        for loaded, rows, _ in parts:
+            start, end = end, end + sum(len(row.ids) for row in rows)
+            products = loaded.products if isinstance(loaded, AdaptedModel) else {}
+            spans.append((slice(start, end), products))
         with self.applied(spans):
             states = layout.states(self.loaded.model, [r for part in parts for r in part.rows])
         results = []
@@ -292,10 +288,6 @@ class LoadedAdapters:
     """The task of each, by its name."""
     shared: SharedEncoder | None = None
     """Their encoder, once one was loaded."""
-
-
-def _products_of(part: EncoderShare) -> Mapping[nn.Module, LowRank]:
-    return part.loaded.products if isinstance(part.loaded, AdaptedModel) else {}
 
 
 def _are_alike(one: nn.Module, other: nn.Module) -> bool:

@@ -82,28 +82,23 @@ def predict(inputs: Sequence[PreparedRequest], model: ServedTask) -> list[Any]:
     shared = model.adapters.shared
     assert shared is not None
     results: list[Any] = [None] * len(inputs)
-    # What each task has computed so far; most compute once.
-    values: list[list[Sequence[Tensor]]] = [[] for _ in groups]
-    waiting = list(range(len(groups)))
-    while waiting:
-        parts, again = [], []
-        for number in waiting:
+    # What each unanswered group has computed so far; most compute once.
+    values: dict[int, list[Sequence[Tensor]]] = {number: [] for number in range(len(groups))}
+    while values:
+        parts: dict[int, EncoderShare] = {}
+        for number, computed in [*values.items()]:
             task, some = groups[number]
             try:
-                answers = replay_task(task, values[number]).predict([inputs[n] for n in some])
+                answers = replay_task(task, computed).predict([inputs[index] for index in some])
             except Captured as captured:
                 assert task.loaded_model is not None
-                part = EncoderShare(
-                    loaded=task.loaded_model, rows=captured.rows, reading=captured.reading
-                )
-                parts.append(part)
-                again.append(number)
-                continue
-            for index, answer in zip(some, answers, strict=True):
-                results[index] = answer
-        for number, computed in zip(again, shared.forward(parts), strict=True):
-            values[number].append(computed)
-        waiting = again
+                parts[number] = EncoderShare(task.loaded_model, captured.rows, captured.reading)
+            else:
+                del values[number]
+                for index, answer in zip(some, answers, strict=True):
+                    results[index] = answer
+        for number, more in zip(parts, shared.forward([*parts.values()]), strict=True):
+            values[number].append(more)
     return results
 
 
