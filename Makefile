@@ -7,7 +7,7 @@
 #   make test-long     those that take minutes: more processes, more tasks, full disks
 #   make test-versions the recipe under older versions of transformers
 #   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 5.5 GB)
-#   make test-vllm    decoders served by vLLM's CPU build, in an environment of its own (build/vllm, 3.5 GB)
+#   make test-vllm     decoders served by vLLM's CPU build, in an environment of its own (build/vllm, 3.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
 #   make audit         known vulnerabilities of what images install, compared with container/locks/vex.json
 #   make docs          the documentation site, in build/site; a warning or a broken link fails it

@@ -51,3 +51,24 @@ def save_llava(folder: Path) -> None:
         chat_template="{% for m in messages %}{% for c in m['content'] %}{% if c['type'] == 'image' %}"
         "<image> {% else %}{{ c['text'] }} {% endif %}{% endfor %}{% endfor %}",
     ).save_pretrained(folder)  # fmt: skip
+
+
+def save_detector(folder: Path) -> None:
+    config = made.YolosConfig(
+        image_size=[32, 32], patch_size=8, num_detection_tokens=5, num_labels=3,
+        initializer_range=0.3, **SIZES,
+    )  # fmt: skip
+    made.YolosForObjectDetection(config).save_pretrained(folder)
+    made.YolosImageProcessorPil(size=SQUARE).save_pretrained(folder)
+
+
+def save_clip(folder: Path) -> None:
+    reader = tokenizer()
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    config = made.CLIPConfig(
+        text_config={"vocab_size": len(reader), "max_position_embeddings": 48, **ids, **SIZES},
+        vision_config={"image_size": 32, "patch_size": 8, **SIZES}, projection_dim=16,
+    )  # fmt: skip
+    made.CLIPModel(config).save_pretrained(folder)
+    reader.save_pretrained(folder)
+    made.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE).save_pretrained(folder)

@@ -68,9 +68,10 @@ class ServedTask(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return what is known of `architecture`, `engine`, `max_length` (in tokens),
-        `example_text`, `columns` (of the training data, by the keys of an input) and `padding`
-        (false if texts of different lengths cost no more together than apart); and how the server
-        reads `bodies`: the names of texts and pairs, and the settings of generation."""
+        `example_text`, `example_body` (of the form json), `columns` (of the training data, by the
+        keys of an input) and `padding` (false if texts of different lengths cost no more together
+        than apart); and how the server reads `bodies`: the names of texts and pairs, and the
+        settings of generation."""
         described: dict[str, Any] = {"routes": self.routes, "form": self.form}
         described["bodies"] = {"texts": TEXT_KEYS, "pairs": PAIRS}
         if (loaded := self.loaded_model) is not None:

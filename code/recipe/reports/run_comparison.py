@@ -14,9 +14,9 @@ from recipe.reports.section import MISTAKES
 
 _CONFIGURATION = Path("input") / "config" / "hyperparameters.json"
 _OUTPUT = Path("output") / "data"
-_LOWER_IS_BETTER = ("loss", "perplexity", "mse", "runtime")
+_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 _SHOWN, _SHOWN_CHARS = 5, 70
-_LEFT_OUT = ("epoch", "per_second", "total_flos")
+_LEFT_OUT = ("epoch", "per_second", "runtime", "total_flos")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,8 +109,9 @@ def read_job(environ: Mapping[str, str]) -> Job:
     if not paths.config.is_dir():
         raise ConfigError(
             f"There is no configuration folder {paths.config}.",
-            "Run the image as a SageMaker training job, or mount a folder with input/config/"
-            "hyperparameters.json at /opt/ml (SAGEMAKER_BASE_DIR names another place).",
+            "Name the data (amphora train FILE --model FOLDER_OR_NAME), run the image as a "
+            "SageMaker training job, or mount a folder with input/config/hyperparameters.json at "
+            "/opt/ml (SAGEMAKER_BASE_DIR names another place).",
         )
     # A local run may have none of these files.
     channels = _read_object(paths.config / "inputdataconfig.json", _existing_channels(paths.data))

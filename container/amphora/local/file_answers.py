@@ -35,6 +35,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from amphora.common.errors import AmphoraError, ConfigError
+from amphora.local import local_job
 
 log = logging.getLogger("amphora")
 
@@ -73,8 +74,13 @@ def predict(folder: Path, data: Path, out: Path, text_column: str | None) -> int
     Raise AmphoraError if an argument is wrong, or the model cannot be served.
     """
     model = folder / "model" if (folder / "model").is_dir() else folder
+    if not local_job.is_hub_name(folder):
+        local_job.check_model(folder)
     if not data.is_file():
-        raise ConfigError(f"{data} is not a file.", "Give the file whose rows to answer.")
+        raise ConfigError(
+            f"{data} is not a file.{local_job.names_like(data)}",
+            "Give the file whose rows to answer.",
+        )
     if out.resolve() == data.resolve():
         raise ConfigError("--out is the file of the rows.", "Give another file.")
     if out.suffix not in (".csv", ".jsonl"):

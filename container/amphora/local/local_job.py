@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amphora.common.errors import ConfigError
+from amphora.common.errors import ConfigError, did_you_mean
 from amphora.common.secret_rules import is_secret_name
 from amphora.contract.job import DEFAULT_BASE_DIR, Paths
 
@@ -62,8 +62,8 @@ def read_words(words: Sequence[str], environ: Mapping[str, str]) -> LocalJob:
         options["model_name_or_path"] = model
     for name, files in channels.items():
         problems += [
-            f"{file} does not exist: it was given as {name} data." for file in files
-            if not file.exists()
+            f"{file} does not exist: it was given as {name} data.{names_like(file)}"
+            for file in files if not file.exists()
         ]  # fmt: skip
         if len(files) > 1 and any(file.is_dir() for file in files):
             problems.append(f"Several paths are {name} data, and a folder is one. Give one folder.")
@@ -172,10 +172,30 @@ def _link_channels(job: LocalJob, data: Path) -> None:
             (data / name / file.name).symlink_to(file)
 
 
+def names_like(path: Path) -> str:
+    """Return a sentence with the names in a missing path's folder that are like its own, or ''."""
+    with contextlib.suppress(OSError):
+        return did_you_mean(path.name, (entry.name for entry in path.parent.iterdir()))
+    return ""
+
+
 def is_hub_name(path: Path) -> bool:
     """Return whether a path is a name such as BAAI/bge-small-en-v1.5. If its first part is a
     folder here, it is a misspelled path."""
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(path))) and not path.parent.exists()
+
+
+def check_model(path: Path) -> None:
+    """Raise ConfigError for what is neither a run's folder nor a model's."""
+    if (path / "model").is_dir() or (path / "code").is_dir():
+        return
+    if not any((path / name).is_file() for name in _MODEL_FILES):
+        raise ConfigError(
+            f"{path} has neither model/ nor config.json."
+            if path.exists()
+            else f"{path} does not exist.{names_like(path)}",
+            "Give the folder of a run (its --out), or that of a model.",
+        )
 
 
 @contextlib.contextmanager
@@ -184,16 +204,12 @@ def model_base(path: Path, scratch: Path) -> Iterator[Path]:
 
     Raise ConfigError if the path is neither.
     """
+    check_model(path)
     if (path / "model").is_dir():
         yield path.absolute()
-    elif any((path / name).is_file() for name in _MODEL_FILES) or (path / "code").is_dir():
+    else:
         (scratch / "model").symlink_to(path.absolute())
         yield scratch
-    else:
-        present = "does not exist" if not path.exists() else "has neither model/ nor config.json"
-        raise ConfigError(
-            f"{path} {present}.", "Give the folder of a run (its --out), or that of a model."
-        )
 
 
 def sdk_snippet(job: LocalJob) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from amphora.cli import main
 from amphora.common.errors import ConfigError
-from amphora.local import local_job
+from amphora.local import file_answers, local_job
 from tests.support.job_tree import clean_environ
 from tests.support.paths import CODE
 
@@ -98,10 +98,11 @@ def test_files_and_hyperparameters_become_the_job_that_sagemaker_would_run(data:
 def test_all_that_is_wrong_with_a_command_line_is_said_at_once(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("no.csv", "--test", "none", "--hf_token", "hf_secret", "--lr", "1", "--lr", "2")
+    words = ("ticket.csv", "--test", "none", "--hf_token", "hf_secret", "--lr", "1", "--lr", "2")
     done = amphora("train", *words, cwd=data)
     assert done.returncode == 2 and not (data / "runs").exists()
-    for part in ("no.csv does not exist", "none does not exist", "--lr is given twice", "HF_TOKEN"):
+    for part in ("ticket.csv does not exist: it was given as train data. Did you mean tickets.csv?",
+                 "none does not exist", "--lr is given twice", "HF_TOKEN"):  # fmt: skip
         assert part in done.stderr, done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
     for words, message in (
@@ -126,6 +127,12 @@ def test_all_that_is_wrong_with_a_command_line_is_said_at_once(
                   ("serve", "code/none"), ("quantize", "bert"),
                   ("quantize", "--max_flips", "0.1", "bert")):  # fmt: skip
         assert main(words) == 2
+    for names, message in (
+        (("bart", "tickets.csv"), r"bart does not exist\. Did you mean bert\?"),
+        (("bert", "ticket.csv"), r"ticket.csv is not a file\. Did you mean tickets.csv\?"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            file_answers.predict(*map(Path, names), Path("a.csv"), None)
     with pytest.raises(SystemExit, match="2"):
         main(("serve", "bert", "more", "words"))
 

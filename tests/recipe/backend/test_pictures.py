@@ -11,17 +11,9 @@ import torch
 
 from amphora.serving.api.write import plain
 from recipe.backend.requests.payloads import BadRequest
+from tests.support import images
 from tests.support.images import PICTURE, SIZES, SQUARE, TEXT, made
-from tests.support.serving_kit import Handlers, assert_close, tokenizer
-
-
-def save_detector(folder: Path) -> None:
-    config = made.YolosConfig(
-        image_size=[32, 32], patch_size=8, num_detection_tokens=5, num_labels=3,
-        initializer_range=0.3, **SIZES,
-    )  # fmt: skip
-    made.YolosForObjectDetection(config).save_pretrained(folder)
-    made.YolosImageProcessorPil(size=SQUARE).save_pretrained(folder)
+from tests.support.serving_kit import Handlers, assert_close
 
 
 def save_segmenter(folder: Path) -> None:
@@ -39,22 +31,10 @@ def save_features(folder: Path) -> None:
     made.ViTImageProcessorPil(size=SQUARE).save_pretrained(folder)
 
 
-def save_clip(folder: Path) -> None:
-    reader = tokenizer()
-    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
-    config = made.CLIPConfig(
-        text_config={"vocab_size": len(reader), "max_position_embeddings": 48, **ids, **SIZES},
-        vision_config={"image_size": 32, "patch_size": 8, **SIZES}, projection_dim=16,
-    )  # fmt: skip
-    made.CLIPModel(config).save_pretrained(folder)
-    reader.save_pretrained(folder)
-    made.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=SQUARE).save_pretrained(folder)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("save", "task", "requested"), [
     # Bodies, and how the pipeline is called.
-    pytest.param(save_detector, "object-detection", [
+    pytest.param(images.save_detector, "object-detection", [
         ({"inputs": TEXT, "threshold": 0.0}, lambda pipeline: pipeline(PICTURE, threshold=0.0)),
         ({"inputs": [TEXT, TEXT]}, lambda pipeline: pipeline([PICTURE, PICTURE])),
     ], marks=pytest.mark.heavy),
@@ -62,7 +42,7 @@ def save_clip(folder: Path) -> None:
         ({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE)),
     ], marks=pytest.mark.heavy),
     (save_features, "image-feature-extraction", [({"inputs": TEXT}, lambda pipeline: pipeline(PICTURE))]),
-    (save_clip, "zero-shot-image-classification", [
+    (images.save_clip, "zero-shot-image-classification", [
         ({"inputs": TEXT, "candidate_labels": ["film", "paris"]},
          lambda pipeline: pipeline(PICTURE, candidate_labels=["film", "paris"])),
         ({"inputs": TEXT, "candidate_labels": "film, paris", "hypothesis_template": None},

@@ -18,6 +18,7 @@ from recipe.backend.bounds import Bound
 from recipe.backend.generation.decoding import set_seed
 from recipe.backend.pipelines.inputs import (
     GENERATION,
+    WORDS,
     InputReader,
     PipelineInputs,
     example_of,
@@ -118,19 +119,28 @@ class Foreign(ServedTask):
 
     @property
     def form(self) -> str:
-        is_image = self.reads.bare == "image" and "candidate_labels" not in self.reads.parameters
-        return "image" if is_image else "json"
+        bare, parts = self.reads.bare, self.reads.parts
+        if bare in ("image", "audio", "video"):
+            return f"{bare}-labels" if "candidate_labels" in self.reads.parameters else bare
+        if self.reads.chats and "images" in parts:
+            processor: Any = getattr(self.pipeline, "processor", None)
+            return "image-text" if getattr(processor, "chat_template", None) else "json"
+        if {"image", "question"} <= parts.keys():
+            return "image-question"
+        return "text" if bare == "speech" else "json"
 
     def describe(self) -> dict[str, Any]:
+        described = super().describe()
+        if described["form"] == "json" and self.reads.bare != "other":
+            described["example_body"] = {"inputs": self.reads.example(WORDS.get)}
         if not (keys := [key for key in self.reads.parts if key]):
-            described = super().describe()
             if self.reads.bare in ("image", "audio", "video"):
                 example = 'Send the file, or for example {"inputs": "the file in base64"}.'
                 described["bodies"]["example"] = example
             return described
         # The parts of an object may stand in the body itself.
         pairs = [*itertools.permutations([*keys, "image"], 2)]
-        return {**super().describe(), "bodies": {"texts": TEXT_KEYS[:1], "pairs": pairs}}
+        return {**described, "bodies": {"texts": TEXT_KEYS[:1], "pairs": pairs}}
 
     def prepare(self, request: Request) -> PreparedRequest:
         """Return the pipeline's inputs. Each has the size 1, since its tokens are unknown."""

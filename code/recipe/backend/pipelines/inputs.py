@@ -28,7 +28,7 @@ GENERATION = (
     "repetition_penalty", "no_repeat_ngram_size", "seed",
 )  # fmt: skip
 """Parameters of the tasks whose models generate: arguments of `generate`, and a seed."""
-_WORDS: Mapping[str, Any] = {
+WORDS: Mapping[str, Any] = {
     **dict.fromkeys(("image", "images", "audio", "video"), "the file in base64"),
     **dict.fromkeys(("text", "texts", "speech"), "a text"),
     "pair": ["an image in base64", "another"],
@@ -146,7 +146,7 @@ def example_of(kind: str, text: str) -> Any:
             file.setparams((1, 2, 16_000, 0, "NONE", ""))
             file.writeframes(bytes([0, 0, 0, 16]) * 4_000)
         return out.getvalue()
-    return text if kind in ("text", "texts", "speech") else _WORDS[kind]
+    return text if kind in ("text", "texts", "speech") else WORDS[kind]
 
 
 @dataclass
@@ -180,7 +180,7 @@ class InputReader:
         if "image" in given and "images" in parts:
             given.setdefault("images", given.pop("image"))
         if not given.keys() <= parts.keys() or not {*parts} - {*self.reads.optional} <= {*given}:
-            example = {"inputs": self.reads.example(_WORDS.get)}
+            example = {"inputs": self.reads.example(WORDS.get)}
             shown = "a file" if isinstance(value, bytes) else json.dumps(value, default=str)[:60]
             raise BadRequest(
                 f"An input is {shown}, not an object of "
@@ -230,7 +230,7 @@ class InputReader:
         """Return two PIL images."""
         if not isinstance(value, list) or len(value) != 2:
             raise BadRequest(
-                f"An input is two images. Send for example {json.dumps(_WORDS['pair'])}."
+                f"An input is two images. Send for example {json.dumps(WORDS['pair'])}."
             )
         return [self.read_image(one) for one in value]
 
@@ -282,7 +282,7 @@ class InputReader:
         """Return a table's cells as texts, by its columns."""
         columns: dict[str, Any] = value if isinstance(value, dict) else {"": None}
         if any(not isinstance(cells, list) for cells in columns.values()):
-            example = {"inputs": {"query": "a question", "table": _WORDS["table"]}}
+            example = {"inputs": {"query": "a question", "table": WORDS["table"]}}
             raise BadRequest(f"A table has lists of cells. Send for example {json.dumps(example)}.")
         table = {name: [str(cell) for cell in cells] for name, cells in columns.items()}
         bounds.hold_text(*table, *(cell for cells in table.values() for cell in cells))
@@ -303,7 +303,7 @@ class InputReader:
         if not valid:
             raise BadRequest(
                 "word_boxes are words with left, top, right and bottom in thousandths of the page: "
-                f"{json.dumps(_WORDS['boxes'])}."
+                f"{json.dumps(WORDS['boxes'])}."
             )
         bounds.hold_text(*(word for word, _ in value))
         return value

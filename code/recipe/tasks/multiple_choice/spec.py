@@ -85,6 +85,7 @@ SPECS = (
                 load="tasks.multiple_choice.serve:Chooser.load",
                 architectures=("AutoModelForMultipleChoice",),
                 inputs=(Form((_QUESTION, _TEXTS)), Form((_CONTEXT, _QUESTION, _TEXTS))),
+                form="choice",
             )
         },
     ),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support import images, serving_kit
-from tests.support.servers import RECIPE, Running, Start, write_model
+from tests.support import images, pipeline_models, serving_kit
+from tests.support.servers import Running, Start, served, write_model
 from tests.support.until import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -267,19 +269,39 @@ CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generati
 KINDS = {
     "BertForSequenceClassification": "/LABEL_0/",
     "BertForTokenClassification": "/LABEL_|No entities/",
-    "BertForQuestionAnswering": "/answer/",
-    "BertForMaskedLM": "/sequence/",
+    "BertForQuestionAnswering": r"/^Anna wrote[^]*\t0\.\d{3}$/",
+    "BertForMaskedLM": r"/^\S+\s+0\.\d{3}/",
+    "BertForMultipleChoice": r"/^In an oven\.\s+0\.\d{3}\s+On a train\.\s+0\.\d{3}$/",
     "BertModel": "/^We wait/",
     "T5ForConditionalGeneration": "/generated_text|^\\S+/",
     "LlamaForCausalLM": "/\\w/",
     "GPT2LMHeadModel": "/\\w/",
     "ranks": "/The train is an hour late/",
+}
+FILES = {
+    "images": ("noise.png", r"/LABEL_\d+\s+0\.\d{3}/"),
+    "clip": ("noise.png", r"/^[^]*a cat\s+0\.\d{3}/"),
+    "objects": ("noise.png", r"/LABEL_\d\s+0\.\d{3}/"),
+    "depth": ("noise.png", ""),
+    "describes": ("noise.png", r"/\w/"),
+    "sounds": ("sound.wav", r"/LABEL_\d\s+0\.\d{3}/"),
+    "speech": ("sound.wav", r"/^[a-h ]*$/"),
+}  # fmt: skip
+"""Models of files: the file, and what the page shows for it."""
+SAVED = {
+    "clip": images.save_clip, "objects": images.save_detector, "depth": pipeline_models.save_depth,
+    "describes": images.save_llava, "sounds": pipeline_models.save_audio_classifier,
+    "speech": pipeline_models.save_ctc, "spoken": pipeline_models.save_vits,
 }  # fmt: skip
 
 
 def save_kind(kind: str, folder: Path) -> None:
-    """Save a tiny model of a class, or one that ranks or that classifies images."""
-    if kind == "ranks":
+    """Save a tiny model of a class, or one that ranks, classifies images or reads other files."""
+    torch.manual_seed(5)
+    if save := SAVED.get(kind):
+        folder.mkdir(parents=True)
+        save(folder)
+    elif kind == "ranks":
         serving_kit.save("BertForSequenceClassification", folder, num_labels=1)
     elif kind == "images":
         config = images.made.ViTConfig(image_size=32, patch_size=8, **images.SIZES, num_labels=12)
@@ -293,37 +315,95 @@ def save_kind(kind: str, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
+def assert_answered(browser: Browser, shown: str, kind: str) -> None:
+    """Assert that the page shows an answer that matches, and that the page is as wide as a phone."""
+    page = browser.run("document.body.innerText")
+    assert "status 200" in browser.run("$('note').textContent"), (kind, page)
+    assert browser.run(f"{shown or '/^/'}.test($('answer').innerText)"), (kind, page)
+    browser.command(
+        "Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False
+    )  # fmt: skip
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth"), kind
+    broken = "[...document.querySelectorAll('#answer td:first-child')].some((cell) => cell.offsetHeight > 150)"
+    assert not browser.run(broken), f"{kind}: names are broken into letters"
+    browser.command("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.fixture(scope="module")
+def kinds(
+    tmp_path_factory: pytest.TempPathFactory, preloaded: Mapping[str, str]
+) -> Iterator[Running]:
+    """Serves a model of each kind."""
+    base = tmp_path_factory.mktemp("kinds")
+    (base / "model").mkdir()
+    with served(base, preloaded, AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL="true") as server:
+        for kind in (*KINDS, *FILES, "spoken"):
+            save_kind(kind, base / "kinds" / kind)
+            about = {"model_name": kind, "url": str(base / "kinds" / kind)}
+            reply = server.http.post("/models", json=about)
+            assert reply.status_code == 200, (kind, reply.text, server.log[-2000:])
+        yield server
+
+
 @pytest.mark.heavy
-def test_each_kind_of_model_answers_its_example(
-    start: Start, browser: Browser, tmp_path: Path
-) -> None:
-    server = start(AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL="true", **RECIPE).ready()
-    for kind in (*KINDS, "images"):
-        folder = tmp_path / "kinds" / kind
-        save_kind(kind, folder)
-        about = {"model_name": kind, "url": str(folder)}
-        reply = server.http.post("/models", json=about)
-        assert reply.status_code == 200, (kind, reply.text, server.log[-2000:])
+def test_each_kind_of_model_answers_its_example(kinds: Running, browser: Browser) -> None:
     for kind, shown in KINDS.items():
+        browser.open(kinds)
+        browser.open(kinds, kind)
+        assert_answered(browser, shown, kind)
+    browser.open(kinds)
+    browser.open(kinds, "spoken")
+    browser.until("document.querySelector('#answer audio')?.duration > 0")
+
+
+@pytest.mark.heavy
+def test_a_file_is_dropped_shown_and_answered(
+    kinds: Running, browser: Browser, tmp_path: Path
+) -> None:
+    texts = {"noise.png": images.TEXT, "sound.wav": base64.b64encode(pipeline_models.WAV).decode()}
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(base64.b64decode(text))
+    for kind, (name, shown) in FILES.items():
+        browser.open(kinds)
+        browser.open(kinds, kind)
+        if kind != "describes":  # whose image may be left out
+            assert browser.ask().endswith("not sent: choose a file")
+        media = "image/png" if name.endswith("png") else "audio/wav"
+        browser.run(
+            f"var bytes = Uint8Array.from(atob('{texts[name]}'), (each) => each.charCodeAt(0));"
+            "var dropped = new DataTransfer();"
+            f"dropped.items.add(new File([bytes], '{name}', {{ type: '{media}' }}));"
+            "document.querySelector('.drop').dispatchEvent("
+            "new DragEvent('drop', { dataTransfer: dropped, bubbles: true, cancelable: true }));"
+        )
+        browser.until(
+            "document.querySelector('.seen img')?.naturalWidth === 50"
+            " || document.querySelector('.seen audio')?.duration > 0.4"
+        )
+        # A detector without training is sure of nothing.
+        browser.ask(parameters='{"threshold": 0}' if kind == "objects" else "")
+        assert_answered(browser, shown, kind)
+        command = browser.code("curl")
+        completed = subprocess.run(command, shell=True, capture_output=True, cwd=tmp_path)
+        assert json.loads(completed.stdout), (command, completed.stderr)
+        assert "error" not in json.loads(completed.stdout), (command, completed.stdout)
+        code = browser.code("Python").replace("requests", "httpx").replace("data=", "content=")
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+        if kind == "objects":
+            assert browser.run("document.querySelectorAll('.seen div').length") >= 1
+        if kind == "depth":
+            browser.until("document.querySelector('#answer img')?.naturalWidth === 50")
+
+
+@pytest.mark.heavy
+def test_labels_of_a_request_are_compared(
+    browser: Browser, tmp_path: Path, preloaded: Mapping[str, str]
+) -> None:
+    names = dict(enumerate(["contradiction", "neutral", "entailment"]))
+    serving_kit.save("BertForSequenceClassification", tmp_path / "model", id2label=names)
+    task = {"HF_TASK": "zero-shot-classification", "AMPHORA_UI": "1"}
+    with served(tmp_path, preloaded, **task) as server:
         browser.open(server)
-        browser.open(server, kind)
-        status = browser.run("$('note').textContent")
-        assert "status 200" in status, (kind, status, browser.run("document.body.innerText"))
-        assert browser.run(f"{shown}.test($('answer').innerText)"), (
-            kind, browser.run("$('answer').innerText")
-        )  # fmt: skip
-    # An image is dropped, shown, and classified.
-    browser.open(server)
-    browser.open(server, "images")
-    assert browser.ask().endswith("not sent: choose a file")
-    browser.run(
-        "const bytes = Uint8Array.from(atob('" + images.TEXT + "'), (each) => each.charCodeAt(0));"
-        "const held = new DataTransfer();"
-        "held.items.add(new File([bytes], 'noise.png', { type: 'image/png' }));"
-        "document.querySelector('.drop').dispatchEvent("
-        "new DragEvent('drop', { dataTransfer: held, bubbles: true, cancelable: true }));"
-    )
-    browser.until("document.querySelector('.drop img')?.naturalWidth === 50")
-    assert "status 200" in browser.ask()
-    assert browser.run("document.querySelectorAll('#answer tr').length") >= 5
-    assert "@noise.png" in browser.code("curl")
+        assert_answered(browser, "/travel/", "zero-shot")
+        assert "wet" in browser.ask(labels="dry, wet")
+        assert browser.run("document.querySelectorAll('#answer tr').length") == 2
