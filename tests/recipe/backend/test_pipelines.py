@@ -48,6 +48,9 @@ def encode(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
     service = SimpleNamespace(PredictionException=type("PredictionException", (Exception,), {}))
     monkeypatch.setitem(sys.modules, "mms", SimpleNamespace(service=service))
     monkeypatch.setitem(sys.modules, "mms.service", service)
+    # Before it, without its server, comes the image's stand-in.
+    paths = [folder for folder in sys.path if not folder.endswith("stand_ins")]
+    monkeypatch.setattr(sys, "path", paths)
     name = "sagemaker_huggingface_inference_toolkit.decoder_encoder"
     monkeypatch.setattr("transformers.file_utils.is_tf_available", lambda: False, raising=False)
     return import_module(name).encode_json  # type: ignore[no-any-return]

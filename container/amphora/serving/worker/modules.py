@@ -92,12 +92,20 @@ def load_image(image_code: Path, name: str) -> ModuleType:
 
 
 def add_image(image_code: Path) -> None:
-    """Make the image's packages importable, and the stand-ins for toolkits, unless the user has
-    others of their names."""
+    """Make the image's packages importable, and the stand-in for Hugging Face's toolkit, unless the
+    user has others of their names that can be imported."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
     sys.meta_path.append(_ImageFinder(image_code))
-    if (stand_ins := str(Path(__file__).with_name("stand_ins"))) not in sys.path:
-        sys.path.append(stand_ins)
+    stand_ins = Path(__file__).with_name("stand_ins")
+    if str(stand_ins) in sys.path:
+        return
+    before = len(sys.path)
+    if "mms" not in sys.modules and importlib.util.find_spec("mms") is None:
+        # The toolkit itself cannot be imported without its server; `make setup` installs it so.
+        (toolkit,) = (file.parent.name for file in stand_ins.glob("*/__init__.py"))
+        indices = (number for number, path in enumerate(sys.path) if Path(path, toolkit).is_dir())
+        before = next(indices, before)
+    sys.path.insert(before, str(stand_ins))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from amphora.common.errors import CodeError
 from amphora.serving import settings
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.worker import handlers, modules, runner
+from amphora.serving.worker import handlers, runner
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handlers, resolve
 from amphora.serving.worker.runner import Item, ModelRunner
@@ -429,14 +429,16 @@ def test_a_handler_at_the_root_has_its_requirements_installed_and_an_inference_p
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The image's stand-in, as if the toolkit were not installed here, which tests compare with."""
+    """The image's stand-in, not what a test before this one has imported. The toolkit itself, which
+    tests compare with, is installed here without its server."""
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.startswith(TOOLKIT)]:
             del sys.modules[name]
 
     forget()
-    monkeypatch.syspath_prepend(str(Path(modules.__file__).with_name("stand_ins")))
+    paths = [folder for folder in sys.path if not folder.endswith("stand_ins")]
+    monkeypatch.setattr(sys, "path", paths)
     yield
     forget()
 
