@@ -40,7 +40,6 @@ from recipe.backend.shared_encoder import HostedOrigin, takes_adapters
 from recipe.compat import positions_of
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
-from recipe.errors import ModelError
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.sources.origin import Origin
 from recipe.models.sources.tokenizers import log_replacement
@@ -186,7 +185,6 @@ def laid_out(
 
     def float_layout() -> LoadedModel:
         """Return the model in the first of its layouts that gives the answers of the reference."""
-        why_not = "it has no layout"
         for name, candidate in _layouts(loaded, architecture, environ):
             if not (why_not := reference.try_layout(candidate)):
                 return candidate
@@ -209,12 +207,7 @@ def laid_out(
         tokens = min(CALL_TOKENS, loaded.padded.call_tokens)
         calls = replace(loaded.padded, call_tokens=tokens, call_padding=CALL_PADDING)
         quick = replace(loaded, padded=calls)
-        try:
-            trial = int8_trial.try_out(
-                artefact, forward, reference, lambda: (float_layout(), quick)
-            )
-        except ModelError as error:
-            trial = Trial(error.message)
+        trial = int8_trial.try_out(artefact, forward, reference, lambda: (float_layout(), quick))
         if not trial.why_not:
             log(f"engine: CTranslate2 {importlib.metadata.version('ctranslate2')} in int8: {trial}")
             return replace(quick, engine=forward, trial=trial)

@@ -64,7 +64,7 @@ def load(
     config.prefix = prefix
     if known:
         config.task_specific_params = None
-    model = lora.wrap(model, settings, (), "SEQ_2_SEQ_LM", trains_head=False, tokenizer=tokenizer)
+    model = lora.wrap(model, settings, "SEQ_2_SEQ_LM", tokenizer=tokenizer)
     return model, tokenizer
 
 

@@ -43,36 +43,27 @@ def patch_forward(model: Any, forward: Callable[..., Any]) -> None:
 def wrap(
     model: Any,
     settings: ModelSettings,
-    new: Iterable[str],
     task: str | None,
     *,
-    trains_head: bool,
+    new: Iterable[str] | None = None,
     tokenizer: Any = None,
 ) -> Any:
-    """Return `model` ready for training: with added_tokens, and with adapters on its linear layers
-    and all other weights but the head frozen, or with the layers frozen that the job names.
+    """Return `model` ready for training: with added_tokens, and by lora_r as a peft.PeftModel with
+    adapters on its linear layers and all other weights but the head frozen; otherwise with the
+    layers frozen that the job names.
 
     Args:
         model: Maybe a peft.PeftModel, whose adapter is trained further.
-        new: Names of weights that were initialised at random: they are trained in full.
         task: peft's task type: SEQ_CLS, CAUSAL_LM ...; None if peft has none for it.
-        trains_head: Whether modules outside the base model are trained in full.
+        new: Names of weights that were initialised at random. They and the modules outside the base
+            model are trained in full; None if it has no head of its own.
         tokenizer: The tokenizer, which gets added_tokens.
-
-    Returns:
-        A peft.PeftModel; `model` itself if the hyperparameter lora_r is not given.
     """
     if hasattr(model, "peft_config"):
         return _finish(model, settings, task)
     added = vocabulary.extend(model, tokenizer, settings)
     if settings.lora_r is None:
-        freezing.freeze(model, settings)
-        if added and not model.get_input_embeddings().weight.requires_grad:
-            raise HyperparameterError(
-                f"Hyperparameter added_tokens has value {settings.added_tokens!r}, but the "
-                "embeddings are frozen: the tokens would have no meaning.",
-                "Freeze other modules by freeze_modules.",
-            )
+        freezing.freeze(model, settings, added)
         keep_averages(model)
         return model
     import peft  # takes a second, and older images lack it
@@ -85,21 +76,17 @@ def wrap(
     freezing.refuse_unknown("modules_to_save", map(glob.escape, modules), layers)
     # peft takes every name that ends with these letters: norm is in input_layernorm.
     full = [name for name in layers if f".{name}".endswith(tuple(f".{one}" for one in modules))]
-    if trains_head:
+    if new is not None:
         full += [name.rpartition(".")[0] for name in new]
-        full += [
-            name
-            for name, module in model.named_children()
-            if name != model.base_model_prefix and any(True for _ in module.parameters())
-        ]
+        children = model.named_children()
+        heads = ((name, head) for name, head in children if name != model.base_model_prefix)
+        full += [name for name, head in heads if [*head.parameters()]]
     full = [name for name in full if not name.startswith(tuple(f"{one}." for one in full))]
-    arguments = vocabulary.adapter_arguments(model, added, full)
-    full += arguments.pop("modules_to_save", [])
     start: Any = settings.init_lora_weights or True
     config = peft.LoraConfig(
         # peft's model for this type drops position_ids and token_type_ids.
         task_type=None if task == _WITHOUT_POSITIONS else task,
-        loftq_config=_LOFTQ if settings.init_lora_weights == "loftq" else {},
+        loftq_config=_LOFTQ if start == "loftq" else {},
         r=settings.lora_r,
         lora_alpha=settings.lora_alpha or 2 * settings.lora_r,
         lora_dropout=settings.lora_dropout,
@@ -107,28 +94,21 @@ def wrap(
         use_dora=settings.use_dora,
         init_lora_weights=start,
         target_modules=named or ALL_LINEAR,
-        modules_to_save=sorted({*full}) or None,
-        **arguments,
+        **vocabulary.adapter_arguments(model, added, full),
     )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers
             wrapped: Any = peft.get_peft_model(model, config)
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        if settings.init_lora_weights is None:
+        if start is True:
             raise
-        raise HyperparameterError(
-            f"Hyperparameter init_lora_weights has value {settings.init_lora_weights!r}, which is "
-            f"not possible here: {error}",
-            "Leave it out.",
-        ) from error
-    if settings.init_lora_weights in _MUTATING and settings.lora_save == "adapter":
+        why_not = f"init_lora_weights has value {start!r}, which is not possible here: {error}"
+        raise HyperparameterError(f"Hyperparameter {why_not}", "Leave it out.") from error
+    if start in _MUTATING and settings.lora_save == "adapter":
         state = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-        wrapped.initial_adapter = {
-            name: weight.clone()
-            for name, weight in state.items()
-            if ".lora_A." in name or ".lora_B." in name
-        }
+        pairs = [name for name in state if ".lora_A." in name or ".lora_B." in name]
+        wrapped.initial_adapter = {name: state[name].clone() for name in pairs}
     return _finish(wrapped, settings, task)
 
 

@@ -156,7 +156,7 @@ def load_head(
             "Give a trained model, or leave do_train out.",
         )
     kind = _ADAPTERS.get(architecture.__name__)
-    model = lora.wrap(model, settings, new, kind, trains_head=True, tokenizer=tokenizer)
+    model = lora.wrap(model, settings, kind, new=new, tokenizer=tokenizer)
     return model, tokenizer
 
 
@@ -188,7 +188,7 @@ def load_causal(
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
     check_head(origin, new, "a causal language model")
-    model = lora.wrap(model, settings, (), "CAUSAL_LM", trains_head=False, tokenizer=tokenizer)
+    model = lora.wrap(model, settings, "CAUSAL_LM", tokenizer=tokenizer)
     return model, tokenizer
 
 

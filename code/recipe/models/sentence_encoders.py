@@ -51,9 +51,8 @@ def trained_as_one(sentences: Any, settings: ModelSettings, why: str) -> PreTrai
         after.requires_grad_(False)
     setattr(lora.bare(encoder), AFTER, after)
     wrapped: PreTrainedModel = lora.wrap(
-        encoder, settings, (), "FEATURE_EXTRACTION",
-        trains_head=False, tokenizer=sentences.tokenizer,
-    )  # fmt: skip
+        encoder, settings, "FEATURE_EXTRACTION", tokenizer=sentences.tokenizer
+    )
     for name, weight in wrapped.named_parameters():
         # The encoder's pooler is for heads: it does not affect the vectors, and DDP would wait for
         # its gradients.

@@ -103,8 +103,7 @@ def resolve(
             if (limit := getattr(hyperparameters, name)) is not None:
                 reason = "the steps that fit are known after the first ten"
                 table.add("budget", f"{name}={limit:g}", reason)
-        minutes = hyperparameters.save_minutes
-        table.add("checkpoints", trainer_arguments.checkpoint_policy(arguments, minutes))
+        table.add("checkpoints", trainer_arguments.checkpoint_policy(arguments, hyperparameters))
     if hyperparameters.quantize:
         _check_quantize(hyperparameters, chosen, hosts)
     kind = task_table.load(task)

@@ -188,7 +188,7 @@ def schedule(arguments: TrainingArguments) -> str:
     return f"{optimizer}, {kind}, warm-up for {_steps(steps)}"
 
 
-def checkpoint_policy(arguments: TrainingArguments, minutes: float | None) -> str:
+def checkpoint_policy(arguments: TrainingArguments, given: Hyperparameters) -> str:
     """Describe when checkpoints are saved, where, and how many are kept."""
     strategy = name_of(arguments.save_strategy)
     if strategy == "no":
@@ -197,7 +197,8 @@ def checkpoint_policy(arguments: TrainingArguments, minutes: float | None) -> st
     if strategy in ("steps", "epoch"):
         interval = _steps(arguments.save_steps)
         when = f"every {interval}" if strategy == "steps" else "every epoch"
-    aged = f", and if the last one is {minutes:g} minutes old" if minutes is not None else ""
+    age = given.save_minutes
+    aged = f", and if the last one is {age:g} minutes old" if age is not None else ""
     limit = arguments.save_total_limit
     kept = f"the newest {limit} are kept" if limit else "all are kept"
     return f"{when}{aged}, in {arguments.output_dir}; {kept}"

@@ -428,10 +428,13 @@ def _write(out: Path, rows: Sequence[Row], answers: Sequence[Any]) -> None:
             names = dict.fromkeys(name for row in (*rows, *cells) for name in row)
             writer = csv.DictWriter(file, list(names))
             writer.writeheader()
+            simple = (str, int, float, type(None))
             for row, predicted in zip(rows, cells, strict=True):
-                writer.writerow(
-                    {name: _cell(value) for name, value in {**row, **predicted}.items()}
-                )
+                values = {**row, **predicted}
+                for name, value in values.items():
+                    if not isinstance(value, simple):
+                        values[name] = json.dumps(value, ensure_ascii=False)
+                writer.writerow(values)
     unfinished.replace(out)
 
 
@@ -446,8 +449,3 @@ def _cells(answer: Any) -> Row:
     if isinstance(answer, dict):
         return {f"{_PREFIX}{name}": value for name, value in answer.items()}
     return {_ANSWER: answer}
-
-
-def _cell(value: Any) -> Any:
-    simple = (str, int, float, type(None))
-    return value if isinstance(value, simple) else json.dumps(value, ensure_ascii=False)

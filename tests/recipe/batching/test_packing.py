@@ -442,7 +442,7 @@ def test_around_adapters_too(task: str) -> None:
         model: Any = make("bert", head, num_labels=2 if task == "QUESTION_ANS" else 3)
         batch = layout_of(kind, True, model, *more).tensors(samples, ROWS)
         batch["token_type_ids"] = (batch["position_ids"] > 3).long()
-        model = lora.wrap(model, Hyperparameters(lora_r=adapters), (), task, trains_head=True)
+        model = lora.wrap(model, Hyperparameters(lora_r=adapters), task, new=())
         patch(model)
         logits.append(model.eval()(**batch).logits)
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-6)

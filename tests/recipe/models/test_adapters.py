@@ -306,7 +306,7 @@ def test_layers_are_frozen(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     model = getattr(transformers, kind).from_pretrained(save(kind, tmp_path))
-    model = lora.wrap(model, Hyperparameters(**given), (), None, trains_head=False)
+    model = lora.wrap(model, Hyperparameters(**given), None)
     weights = dict(model.named_parameters())
     assert {name for name in weights if not weights[name].requires_grad} == {
         name for name in weights if name.startswith(frozen)

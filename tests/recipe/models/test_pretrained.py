@@ -483,9 +483,7 @@ def test_the_layers_of_4_bits_are_all_but_head_and_adapters() -> None:
         num_key_value_heads=4, num_hidden_layers=3,
     )  # fmt: skip
     hyperparameters = parse(["--lora_r", "4"])
-    model = lora.wrap(
-        transformers.LlamaForCausalLM(config), hyperparameters, (), "CAUSAL_LM", trains_head=False
-    )
+    model = lora.wrap(transformers.LlamaForCausalLM(config), hyperparameters, "CAUSAL_LM")
     assert len(quantized.layers(model)) == 7 * 3
 
 

@@ -13,6 +13,7 @@ from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.proofs import computing
 from recipe.backend.proofs.proof import scale_of
 from recipe.backend.proofs.reference import Reference
+from recipe.errors import ModelError
 
 ALONE = 8
 """How many of the probes are timed one by one."""
@@ -28,7 +29,7 @@ def try_out(
     prepare: Callable[[], tuple[LoadedModel, LoadedModel]],
 ) -> Trial:
     """Compare and time the encoder in int8 in a fork: this process stays without threads, so
-    that workers can be forked from it.
+    that workers can be forked from it. What fails is a reason against int8.
 
     Args:
         artefact: The model's int8.
@@ -69,5 +70,8 @@ def try_out(
         tolerance = max(_FACTOR * difference.size, _FLOOR * scale)
         return Trial(int8.why_slower(milliseconds), milliseconds, tolerance)
 
-    trial: Trial = int8.run_forked(measure)
+    try:
+        trial: Trial = int8.run_forked(measure)
+    except ModelError as error:
+        trial = Trial(error.message)
     return trial

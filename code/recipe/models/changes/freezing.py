@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,10 +13,10 @@ from recipe.errors import HyperparameterError, did_you_mean
 from recipe.settings import ModelSettings, split_values
 
 
-def freeze(model: Any, settings: ModelSettings) -> None:
+def freeze(model: Any, settings: ModelSettings, added: Collection[int] = ()) -> None:
     """Freeze the hyperparameters freeze_layers and freeze_modules of a model, and log how many
-    parameters are trained. Raise HyperparameterError if there are no such layers or modules, or
-    nothing is left."""
+    parameters are trained. Raise HyperparameterError if there are no such layers or modules,
+    nothing is left, or the embeddings of `added` tokens are frozen."""
     if settings.freeze_layers is None and settings.freeze_modules is None:
         return
     patterns = split_values(settings.freeze_modules)
@@ -33,6 +33,12 @@ def freeze(model: Any, settings: ModelSettings) -> None:
             f"freeze_layers={settings.freeze_layers} and freeze_modules={settings.freeze_modules} "
             "leave no weight to train.",
             "Freeze fewer of them.",
+        )
+    if added and not model.get_input_embeddings().weight.requires_grad:
+        raise HyperparameterError(
+            f"Hyperparameter added_tokens has value {settings.added_tokens!r}, but the embeddings "
+            "are frozen: the tokens would have no meaning.",
+            "Freeze other modules by freeze_modules.",
         )
     whole = sum(weight.numel() for weight in weights.values())
     say_row("frozen", f"{len(frozen)} weights; {trained:,} of {whole:,} parameters are trained")

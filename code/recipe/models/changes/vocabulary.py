@@ -48,14 +48,15 @@ def extend(model: Any, tokenizer: Any, settings: ModelSettings) -> list[int]:
 
 
 def adapter_arguments(model: Any, ids: list[int], full: list[str]) -> dict[str, Any]:
-    """Return the arguments of peft's LoraConfig by which the embeddings of these tokens are
-    trained, also those of an output layer, if they are not in the modules `full`.
+    """Return the arguments of peft's LoraConfig by which the modules `full` are trained, and the
+    embeddings of these tokens, also those of an output layer.
 
     Raises:
         HyperparameterError: peft does not train them.
     """
+    saved = {"modules_to_save": sorted({*full}) or None}
     if not ids:
-        return {}
+        return saved
     layers = [model.get_input_embeddings(), model.get_output_embeddings()]
     is_tied = layers[1] is not None and layers[0].weight is layers[1].weight
     has_bias = getattr(layers[1], "bias", None) is not None
@@ -72,5 +73,5 @@ def adapter_arguments(model: Any, ids: list[int], full: list[str]) -> dict[str, 
         and not f"{name}.".startswith(tuple(f"{one}." for one in full))
     ]
     if has_bias:  # which peft's layer for single rows leaves out
-        return {"modules_to_save": names}
-    return {"trainable_token_indices": dict.fromkeys(names[:1] if is_tied else names, ids)}
+        return {"modules_to_save": sorted({*full, *names}) or None}
+    return {**saved, "trainable_token_indices": dict.fromkeys(names[:1] if is_tied else names, ids)}

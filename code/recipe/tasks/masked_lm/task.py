@@ -175,7 +175,7 @@ def load_model(source: Origin, settings: ModelSettings) -> Model:
                 f"{lacks} ({new[0]} ...), whose head would stay random with LoRA.",
                 "Give a model that was saved with its head, or leave lora_r out.",
             )
-    model = lora.wrap(model, settings, (), None, trains_head=False, tokenizer=tokenizer)
+    model = lora.wrap(model, settings, None, tokenizer=tokenizer)
     return model, tokenizer
 
 

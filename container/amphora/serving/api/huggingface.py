@@ -16,6 +16,7 @@ from typing import Any
 from amphora.serving.api import media, tgi
 from amphora.serving.api.canonical import TEXT_KEY, ApiRequest, ModelTraits, is_conversation
 from amphora.serving.api.tei import plain_documents
+from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault, bad_request
 
 _PAIRS: Sequence[tuple[str, str]] = (("text", "text_pair"), ("question", "context"))
@@ -166,7 +167,7 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
     the first row is one. Raise Fault: 400 for fields that other marks than commas separate, 415 for
     another value of `header`.
     """
-    has_header = media.parameter(content_type, "header")
+    has_header = media_types.parameter(content_type, "header")
     if has_header not in ("", "present", "absent"):
         message = f"Content-Type is {content_type!r}: header is present, absent or left out."
         raise media.unsupported_type(message)

@@ -31,16 +31,6 @@ def media_type(header: str) -> str:
     return SPELLINGS.get(plain_type, plain_type)
 
 
-def parameter(header: str, name: str) -> str:
-    """Return a parameter of a media type in lower case, such as `present` for `header` of
-    `text/csv; header=present`; '' if it is not there."""
-    for part in header.split(";")[1:]:
-        key, _, value = part.partition("=")
-        if key.strip().lower() == name:
-            return value.strip().strip('"').lower()
-    return ""
-
-
 def unsupported_type(message: str) -> Fault:
     """Return the error for a body whose type is not read."""
     return Fault(415, "unsupported_content_type", message)
@@ -53,7 +43,7 @@ def not_acceptable(message: str) -> Fault:
 
 def check_utf8(header: str) -> None:
     """Raise Fault (415) if a Content-Type names a charset other than UTF-8."""
-    if (parameter(header, "charset") or "utf-8") not in _CHARSETS:
+    if media_types.parameter(header, "charset", "utf-8") not in _CHARSETS:
         raise unsupported_type(f"Content-Type is {header!r}. Send the body in utf-8.")
 
 

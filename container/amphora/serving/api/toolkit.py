@@ -23,59 +23,36 @@ _CSV_NAMES = ("question", "context", "inputs")
 _MOST_PIXELS = 64_000_000
 
 
-def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
-    """Return a request's data as Hugging Face's image passes it to `predict_fn`.
+def decode(body: str | bytes, content_type: str, task: str = "", *, numbers: bool = False) -> Any:
+    """Return a request's data as Hugging Face's image passes it to `predict_fn`, or PyTorch's.
 
     That is for JSON its value, for CSV {"inputs": [...]}, which two tasks do not accept, for NPY an
-    array, for an image {"inputs": image}, and for audio {"inputs": bytes}. Raise Fault: 400 if the
-    body is not of its type, 413 for too large an image, 415 for other types.
+    array, for an image {"inputs": image}, and for audio {"inputs": bytes}. PyTorch's image takes
+    the first three types, and reads CSV as `numbers`. Raise Fault: 400 if the body is not of its
+    type, 413 for too large an image, 415 for other types.
     """
     kind = media_type(content_type)
     if kind == JSON:
-        return _json_value(body)
+        text = text_of(body)
+        try:
+            return json.loads(text)  # in which NaN is allowed
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"The body is not valid JSON: {error}.") from error
     if kind == CSV:
         if task in _NESTED:
             raise bad_request(f"{task} has nested requests, which CSV cannot hold: send JSON.")
-        return _csv_records(text_of(body))
+        return _csv_numbers(text_of(body)) if numbers else _csv_records(text_of(body))
+    data = body.encode() if isinstance(body, str) else bytes(body)
     if kind == NPY:
-        return _array(_bytes(body))
-    if kind.startswith("image/"):
-        return {"inputs": _image(_bytes(body))}
-    if kind.startswith("audio/"):
-        return {"inputs": _bytes(body)}
+        return _array(data)
+    if kind.startswith("image/") and not numbers:
+        return {"inputs": _image(data)}
+    if kind.startswith("audio/") and not numbers:
+        return {"inputs": data}
+    known = f"{JSON}, {CSV} or {NPY}" if numbers else f"{JSON}, {CSV}, {NPY}, image/* or audio/*"
     raise unsupported_type(
-        f"Content-Type {content_type!r} is not supported. Send application/json, text/csv,"
-        " application/x-npy, image/* or audio/*, or define input_fn."
+        f"Content-Type {content_type!r} is not supported. Send {known}, or define input_fn."
     )
-
-
-def decode_numbers(body: str | bytes, content_type: str) -> Any:
-    """Return a request's data as PyTorch's image reads it: a value of JSON, the rows of CSV, or an
-    array. Raise Fault: 400 if the body is not of its type, 415 for other types."""
-    kind = media_type(content_type)
-    if kind == JSON:
-        return _json_value(body)
-    if kind == CSV:
-        return _csv_numbers(text_of(body))
-    if kind == NPY:
-        return _array(_bytes(body))
-    raise unsupported_type(
-        f"Content-Type {content_type!r} is not supported. Send {JSON}, {CSV} or {NPY}, or"
-        " define input_fn."
-    )
-
-
-def _bytes(body: str | bytes) -> bytes:
-    return body.encode() if isinstance(body, str) else bytes(body)
-
-
-def _json_value(body: str | bytes) -> Any:
-    """Return a JSON value, in which NaN is allowed."""
-    text = text_of(body)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}.") from error
 
 
 def _array(body: bytes) -> Any:

@@ -126,10 +126,18 @@ def stream(events: Iterator[Any], kind: str) -> Iterator[bytes]:
     """Return the events of generated texts in a type of `stream_type`. Wait for the first one, so
     that an error before it has an error status."""
     first = list(itertools.islice(events, 1))
-    pieces = itertools.chain(first, events)
-    if kind == EVENTS:
-        return _as_events(pieces)
-    return (event(piece, kind) for piece in pieces)
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            for piece in itertools.chain(first, events):
+                yield event(piece, kind)
+        except Exception:
+            # Many clients take a closed connection for the end of the text.
+            if kind == EVENTS:
+                yield event(_BROKEN)
+            raise
+
+    return pieces()
 
 
 def event(value: Any, kind: str = EVENTS) -> bytes:
@@ -139,17 +147,6 @@ def event(value: Any, kind: str = EVENTS) -> bytes:
     if kind == JSON_LINES:
         return to_json(value) + b"\n"
     return b"data: " + (value.encode() if isinstance(value, str) else to_json(value)) + b"\n\n"
-
-
-def _as_events(pieces: Iterator[Any]) -> Iterator[bytes]:
-    """Yield server-sent events. A failing stream ends with an error event, since many clients take
-    a closed connection for the end of the text."""
-    try:
-        for piece in pieces:
-            yield event(piece)
-    except Exception:
-        yield event(_BROKEN)
-        raise
 
 
 def _pieces(value: Any, pause: Callable[[], None]) -> Iterator[bytes]:

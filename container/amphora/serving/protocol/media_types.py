@@ -35,13 +35,14 @@ def media_type(header: str) -> str:
     return header.partition(";")[0].strip().lower()
 
 
-def charset(header: str) -> str:
-    """Return the charset of a Content-Type; 'utf-8' if it names none."""
-    for parameter in header.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name.strip().lower() == "charset":
-            return value.strip().strip('"') or "utf-8"
-    return "utf-8"
+def parameter(header: str, name: str, usual: str = "") -> str:
+    """Return a parameter of a media type in lower case, such as `present` for `header` of
+    `text/csv; header=present`; the usual value if it is not there."""
+    for part in header.split(";")[1:]:
+        key, _, value = part.partition("=")
+        if key.strip().lower() == name:
+            return value.strip().strip('"').lower() or usual
+    return usual
 
 
 # Python's codecs that are not charsets. They are slow on hostile input.
@@ -52,7 +53,7 @@ def check_charset(content_type: str) -> None:
     """Check the charset of a Content-Type. Raises Fault (415) if text cannot be decoded by it."""
     if "charset" not in content_type.lower():
         return
-    name, known = charset(content_type), "undefined"
+    name, known = parameter(content_type, "charset", "utf-8"), "undefined"
     with contextlib.suppress(LookupError, UnicodeError):
         b"x".decode(codec := codecs.lookup(name).name, "replace")
         known = codec
@@ -77,7 +78,7 @@ def as_text(body: bytes, content_type: str) -> str | bytes:
     if not is_text(content_type):
         return body
     try:
-        return body.decode(charset(content_type))
+        return body.decode(parameter(content_type, "charset", "utf-8"))
     except (UnicodeDecodeError, LookupError) as error:
         message = f"The body is not text in the charset of {content_type!r}: {error}"
         raise bad_request(message) from error
@@ -112,7 +113,7 @@ def as_bytes(body: Any, content_type: str) -> bytes:
         return bytes(whole())
     try:
         if isinstance(body, str):
-            return body.encode(charset(content_type))
+            return body.encode(parameter(content_type, "charset", "utf-8"))
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, LookupError) as error:
         raise TypeError(

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from amphora.common.errors import did_you_mean
-from amphora.serving.api import exchange, write
+from amphora.serving.api import exchange, openai, write
 from amphora.serving.api.canonical import ApiRequest
 from amphora.serving.api.exchange import Exchange
 from amphora.serving.pool.connections import Call, Reply
@@ -32,9 +32,8 @@ _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _SESSION = "x-amzn-sagemaker-session-id"
 _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
-# Keys of OpenAI's API that change nothing about an answer.
-_REMARKS = {"metadata", "service_tier", "store", "user", "safety_identifier", "prompt_cache_key",
-            "prompt_cache_retention"}  # fmt: skip
+_REMARKS = {*openai.REMARKS, "store"}
+"""Keys of OpenAI's API that change nothing about an answer."""
 # Further ones whose usual value changes nothing.
 _IDLE: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"]}
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -153,7 +153,7 @@ class Handlers:
 
             def input_fn(body: Any, content_type: str) -> Any:
                 if default["family"] == "pytorch":
-                    return default["to_tensor"](toolkit.decode_numbers(body, content_type))
+                    return default["to_tensor"](toolkit.decode(body, content_type, numbers=True))
                 return toolkit.decode(body, content_type, default["task"])
 
             def output_fn(prediction: Any, accept: str) -> Any:
