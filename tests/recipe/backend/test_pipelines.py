@@ -22,6 +22,7 @@ from amphora.serving.protocol.media_types import Fault
 from recipe.backend import bounds
 from recipe.backend.pipelines.inputs import TASKS, InputReader
 from recipe.backend.requests.payloads import BadRequest
+from recipe.backend.requests.probes import TEXTS
 from recipe.errors import ModelError
 from tests.support import pipeline_models as models
 from tests.support.images import PICTURE, TEXT, made, save_llava
@@ -119,7 +120,7 @@ def test_a_task_answers_as_its_pipeline_in_the_toolkit(
     torch.manual_seed(5)
     save(tmp_path)
     served = Handlers(tmp_path, HF_TASK=task)
-    example = served.model.example("a film")
+    example = served.model.example(TEXTS[0])
     assert example is not None
     (prediction,) = served.model.predict([served.model.prepare(example)])
     assert not isinstance(prediction, Exception), prediction

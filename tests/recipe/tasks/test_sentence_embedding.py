@@ -208,7 +208,7 @@ def test_sizes_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("init", ["", "pissa"])
+@pytest.mark.parametrize("init", ["", pytest.param("pissa", marks=pytest.mark.long)])
 def test_an_adapter_saved_alone_answers_as_the_merged_model(
     init: str, still_model: Path, tmp_path: Path
 ) -> None:

@@ -84,6 +84,10 @@ class Foreign(ServedTask):
         """Return a request that costs little; None if none is known for the task."""
         if self.reads.bare in ("other", "video"):
             return None
+        tokenizer = self.pipeline.tokenizer
+        # Not all models read a whole sentence, least of all of languages without spaces.
+        while tokenizer is not None and len(tokenizer.tokenize(text)) > max(1, self.limit // 2):
+            text = text[: len(text) // 2]
         parameters: dict[str, Any] = {
             name: value for name, value in _EXAMPLES.items() if name in self.reads.parameters
         }
