@@ -146,7 +146,7 @@ class Resumable(Trainer):
         if checkpoint is not None and checkpoint.finished:
             say(
                 f"this job was finished before, at step {self.before.global_step}: nothing is "
-                "trained. To train again, use an empty checkpoints folder"
+                "trained. To train again, use an empty checkpoints folder (another --out)"
             )
             self._is_finished = True
         try:
