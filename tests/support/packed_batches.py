@@ -5,14 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
-from recipe.batching import batches, packing
+from recipe.batching import batches, flat, packing
 from recipe.batching.batches import Packed, Samples
-from recipe.batching.document_batches import Documents
-from recipe.models import packed_encoders
+from recipe.batching.document_batches import DocumentLayout, Documents
+from recipe.models import flat_attention, packed_decoders, packed_encoders
 from recipe.plan import batch_layout
 from recipe.plan.batch_layout import BatchPlan, TrainableModel
 from recipe.tasks.text_classification.task import CLASSES
@@ -35,6 +36,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", {**MODERN, "classifier_pooling": "cls"}),
     "modernbert, mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
 }
+DECODERS = (*packed_decoders.DECODERS, "qwen3, with windows", "llama, LoRA")
+LENGTHS = [30, 5, 17, 2, 41]
 
 
 def spread(model: PreTrainedModel) -> PreTrainedModel:
@@ -97,6 +100,56 @@ def documents_of(lengths: list[int]) -> Documents:
     counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64)
     ids = random.integers(4, 50, starts[-1]).astype(np.int32)
     return Documents(ids, starts, counts, learned)
+
+
+def prepared(kind: str, head: str) -> tuple[Any, dict[str, Any]]:
+    """Return a small model in training, and a batch of it."""
+    rows = np.arange(5)
+    if kind in KINDS:
+        model: Any = make(kind, head)
+        samples = samples_of(LENGTHS)
+        packed_encoders.patch_forward_for_packing(model)
+        first = packed_encoders.FAMILIES[model.config.model_type].first_position(model.config)
+        return model, Packed(packing.shape([samples.lengths]), SIZE, PAD, first).tensors(
+            samples, rows
+        )
+    values = {
+        **SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 96, "bos_token_id": 2, "eos_token_id": 3,
+    }  # fmt: skip
+    if "windows" in kind:
+        values |= {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}
+    config = transformers.CONFIG_MAPPING[kind.partition(",")[0]](**values)
+    torch.manual_seed(0)
+    model = spread(transformers.AutoModelForCausalLM.from_config(config))
+    if kind.endswith("LoRA"):
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.2)
+    documents = documents_of(LENGTHS)
+    packed_decoders.patch_forward_for_documents(model)
+    flat_attention.use(model)
+    layout = Packed(flat.row([documents.lengths]), SIZE, PAD, 0)
+    return model, DocumentLayout(layout, documents.weight(rows)).tensors(documents, rows)
+
+
+def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the sum of the losses: those that a decoder computes, or of the first class."""
+    logits = model(**batch).logits[:5].float()
+    return (logits[:, 0] if logits.shape[-1] == 2 else logits.log_softmax(-1)[:, 0]).sum()
+
+
+def gradients_of(
+    model: Any, batch: dict[str, Any], autocast: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return the gradients by the names of the weights."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = loss_of(model, batch)
+    loss.backward()
+    rounded = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+    model.zero_grad()
+    return rounded
 
 
 def to_train(model: Any, objective: Any, size: int, packing: bool | None = None) -> TrainableModel:

@@ -21,7 +21,7 @@ from transformers.trainer_utils import SaveStrategy
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
-from recipe.models import cpu_kernels, flat_attention
+from recipe.models import compiled_layers, cpu_kernels, flat_attention
 from recipe.plan.table import Table
 from recipe.runtime import step_graphs, xla
 from recipe.runtime.device import gather_objects
@@ -178,6 +178,8 @@ class BatchPlan:
     eval_layout: Layout
     has_graphs: bool = False
     """Whether forward and backward passes are recorded as graphs."""
+    compiles_layers: bool = False
+    """Whether torch.compile gets the layers instead of the model."""
 
 
 def decide(
@@ -234,6 +236,12 @@ def decide(
         has_graphs = why_not is None
         detail = "forward and backward by a CUDA graph of each shape" if has_graphs else "none"
         table.add("graphs", detail, why_not or "cuda_graphs=True is set")
+    compiles_layers = bool(args.torch_compile and args.do_train)
+    if compiles_layers:
+        why_not = compiled_layers.why_not(model, args, train_layout.balanced)
+        compiles_layers = why_not is None
+        detail = "each layer whole, layers alike once" if compiles_layers else "the whole model"
+        table.add("torch.compile", detail, why_not or "compile=True is set")
     steps = training.steps()
     total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
     split = f"split by length into batches of {cut.size} instead of {whole}"
@@ -245,6 +253,7 @@ def decide(
         train_layout=train_layout,
         eval_layout=eval_layout,
         has_graphs=has_graphs,
+        compiles_layers=compiles_layers,
     )
 
 

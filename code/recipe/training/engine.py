@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -30,6 +31,7 @@ from recipe.batching.batches import Batch, Layout, Samples
 from recipe.console import Progress
 from recipe.errors import DivergedError, HyperparameterError, join_names
 from recipe.models.bf16_weights import Bf16Weights
+from recipe.models.compiled_layers import CompiledLayers
 from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
@@ -110,6 +112,9 @@ class Engine(Resumable):
         self._is_synchronous = args.device.type == "cpu"
         self._arranged: Any = None
         self._copies = Bf16Weights(model) if bf16_weights else None
+        self._layers = CompiledLayers(model, args) if decided.compiles_layers else None
+        if self._layers:  # otherwise accelerate compiles the model
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
         self._has_graphs = decided.has_graphs
         self._graphs: StepGraphs | None = None
         self._padding = getattr(getattr(model, "config", None), "pad_token_id", None)
@@ -194,7 +199,11 @@ class Engine(Resumable):
         if self._has_graphs:
             self.raise_write_error()
             return self._step_by_graph(model, *arguments)
-        with self._copies.used(self.state.global_step) if self._copies else nullcontext():
+        with ExitStack() as changes:
+            if self._copies:
+                changes.enter_context(self._copies.used(self.state.global_step))
+            if self._layers:
+                changes.enter_context(self._layers.used())
             return super().training_step(model, *arguments, **options)
 
     def _step_by_graph(self, model: Any, inputs: Batch, *_: Any) -> Tensor:
@@ -298,7 +307,7 @@ class Engine(Resumable):
         bare.eval()
         # Use the compiled model if there is one: uncompiled, TorchNeuron would compile a program
         # for each operation.
-        model = prepared if self.args.torch_compile else bare
+        model = prepared if self.args.torch_compile and not self._layers else bare
         results = all_gather.SampleOutputs(len(samples))
         pending: deque[Callable[[], list[Tensor]]] = deque()
         world = self._training.world

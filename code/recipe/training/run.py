@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback
 from recipe.compat import parts, quieten
 from recipe.console import Progress, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
+from recipe.models import compiled_layers
 from recipe.paths import Folders
 from recipe.plan import resolution
 from recipe.plan.resolution import Plan
@@ -71,6 +72,8 @@ def run(
 
     if xla.is_used():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
+    if prepared.batches.compiles_layers:
+        say(f"torch.compile: {compiled_layers.describe()}")
     if plan.device.kind == "cuda":
         say(f"device memory: {memory.size(torch.cuda.max_memory_allocated())} at most")
     device.leave_world()

@@ -1,87 +1,17 @@
 """Training with bfloat16 copies of the weights."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import peft
 import pytest
 import torch
-import transformers
 
-from recipe.batching import flat, packing
-from recipe.batching.batches import Packed
-from recipe.batching.document_batches import DocumentLayout
-from recipe.models import flat_attention, packed_decoders, packed_encoders
 from recipe.models.bf16_weights import Bf16Weights
 from tests.recipe.training.test_resume import stop
 from tests.support.jobs import Job, write
-from tests.support.packed_batches import (
-    KINDS,
-    PAD,
-    SIZE,
-    SMALL,
-    documents_of,
-    make,
-    samples_of,
-    spread,
-)
+from tests.support.packed_batches import DECODERS, KINDS, gradients_of, loss_of, prepared
 from tests.support.tasks import JOBS
 from tests.support.tasks import write as write_rows
 from tests.support.words import reviews
-
-LENGTHS = [30, 5, 17, 2, 41]
-DECODERS = (*packed_decoders.DECODERS, "qwen3, with windows", "llama, LoRA")
-
-
-def prepared(kind: str, head: str) -> tuple[Any, dict[str, Any]]:
-    """Return a small model in training, and a batch of it."""
-    rows = np.arange(5)
-    if kind in KINDS:
-        model: Any = make(kind, head)
-        samples = samples_of(LENGTHS)
-        packed_encoders.patch_forward_for_packing(model)
-        first = packed_encoders.FAMILIES[model.config.model_type].first_position(model.config)
-        return model, Packed(packing.shape([samples.lengths]), SIZE, PAD, first).tensors(
-            samples, rows
-        )
-    values = {
-        **SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "max_position_embeddings": 96, "bos_token_id": 2, "eos_token_id": 3,
-    }  # fmt: skip
-    if "windows" in kind:
-        values |= {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}
-    config = transformers.CONFIG_MAPPING[kind.partition(",")[0]](**values)
-    torch.manual_seed(0)
-    model = spread(transformers.AutoModelForCausalLM.from_config(config))
-    if kind.endswith("LoRA"):
-        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
-        for name, weight in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(weight, std=0.2)
-    documents = documents_of(LENGTHS)
-    packed_decoders.patch_forward_for_documents(model)
-    flat_attention.use(model)
-    layout = Packed(flat.row([documents.lengths]), SIZE, PAD, 0)
-    return model, DocumentLayout(layout, documents.weight(rows)).tensors(documents, rows)
-
-
-def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Return the sum of the losses: those that a decoder computes, or of the first class."""
-    logits = model(**batch).logits[:5].float()
-    return (logits[:, 0] if logits.shape[-1] == 2 else logits.log_softmax(-1)[:, 0]).sum()
-
-
-def gradients_of(
-    model: Any, batch: dict[str, Any], autocast: bool = False
-) -> dict[str, torch.Tensor]:
-    """Return the gradients by the names of the weights."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = loss_of(model, batch)
-    loss.backward()
-    rounded = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
-    model.zero_grad()
-    return rounded
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses an old name of transformers

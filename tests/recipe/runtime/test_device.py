@@ -1,11 +1,8 @@
 """Devices, memory and processes of a training: what is chosen, shared and refused."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -290,27 +287,6 @@ def test_a_model_is_compiled(tmp_path: Path, tiny_model: Path) -> None:
     assert "torch.compile is on; batch size and learning rate" in done.log
     assert "start tracing" in done.errors
     assert not [name for name in done.weights if "_orig_mod" in name]
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-@pytest.mark.long
-def test_compiled_and_packed_trains_to_the_same_losses(
-    tmp_path: Path, still_model: Path, preloaded: Mapping[str, str]
-) -> None:
-    channels = write_data(tmp_path / "in", 60)
-    arguments = ["--model_id", str(still_model), "--max_steps", "8", "--batch_size", "8"]
-    arguments += ["--lr", "1e-2", "--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
-    losses = {}
-    for name, more in (("plain", []), ("compiled", ["--compile"])):
-        job = Job(tmp_path / name, channels, arguments, {**preloaded, **QUICK})
-        job.finish(*more, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
-        assert "samples packed into" in job.log
-        matches = re.findall(r"'(?:eval_)?loss': ([^,}]+)", job.log)
-        losses[name] = [float(loss) for loss in matches]
-    assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"
-    assert len(losses["plain"]) == 8 + 2  # steps, and an evaluation after each epoch
-    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 def test_what_compiles_depends_on_the_device() -> None:
