@@ -20,18 +20,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 
 from recipe.batching import batches
 from recipe.batching.batches import Batch
 from recipe.models import flat_attention, lora, quantized
+from recipe.models.bf16_weights import Bf16Weights
 from recipe.plan import trainer_arguments
 from recipe.runtime import memory
 from recipe.training.preparation import PreparedTraining
 
 _ALLOCATED = 512
 """A GPU's allocator hands out multiples of so many bytes."""
+_BUCKETS = 2
+"""Graphs of a training, about: a rare fuller batch has another shape (`recipe.batching.flat`)."""
 _IN_FLOAT32 = ("layer_norm", "rms_norm", "group_norm", "softmax", "log_softmax")
 """Functions that autocast computes in float32 on a GPU, and not on a CPU."""
 
@@ -45,16 +48,23 @@ class StepMemory:
     optimizer: int
     activations: int | None
     """What a batch adds to the others; None if the model reads values, which fake tensors lack."""
+    copies: int = 0
+    """Of the weights in bfloat16."""
+    graphs: int = 0
+    """What graphs keep: the batch that each reads, and gradients while one is recorded."""
 
     @property
     def total(self) -> int:
         """Return all bytes that are known."""
-        return self.weights + self.gradients + self.optimizer + (self.activations or 0)
+        kept = self.weights + self.copies + self.gradients + self.optimizer + self.graphs
+        return kept + (self.activations or 0)
 
     def describe(self) -> str:
         """Name the parts and their sizes."""
         parts = {"weights": self.weights, "gradients": self.gradients,
                  "optimizer": self.optimizer, "activations": self.activations}  # fmt: skip
+        extra = {"bfloat16 copies": self.copies, "graphs": self.graphs}
+        parts |= {part: count for part, count in extra.items() if count}
         return ", ".join(
             f"{part} {'unknown' if count is None else memory.size(count)}"
             for part, count in parts.items()
@@ -93,13 +103,19 @@ def predict(
     held = [*model.parameters(), *model.buffers()]
     weights, gradients = (sum(part.nbytes for part in parts) for parts in (held, trained))
     peak: int | None = None
+    copies = graphs = 0
     with contextlib.suppress(RuntimeError), _laid_out_for(prepared, kind, bf16) as batch:
-        peak = _peak(prepared, batch, kind, bf16, checkpoints)
+        if prepared.loaded.cuda_graphs and flat_attention.is_used(lora.bare(model).config):
+            tensors = [part for part in tree_leaves(batch) if isinstance(part, Tensor)]
+            graphs = gradients + _BUCKETS * sum(part.nbytes for part in tensors)
+        peak, copies = _peak(prepared, batch, kind, bf16, checkpoints)
     return StepMemory(
         weights=(weights - saved) // shards,
         gradients=gradients // shards,
         optimizer=_state_bytes(prepared, trained) // shards,
         activations=None if peak is None else max(0, peak - gradients),
+        copies=copies,
+        graphs=graphs,
     )
 
 
@@ -152,8 +168,9 @@ def _laid_out_for(prepared: PreparedTraining, kind: str, bf16: bool) -> Iterator
 
 def _peak(
     prepared: PreparedTraining, batch: Batch, kind: str, bf16: bool, checkpoints: bool
-) -> int:
-    """Return the most bytes alive at once in a step, without weights and optimizer."""
+) -> tuple[int, int]:
+    """Return the most bytes alive at once in a step, without weights, their copies and optimizer;
+    and the bytes of the copies."""
     model: Any = prepared.loaded.model
     args, objective = prepared.loaded.arguments, prepared.loaded.objective
     was_training = model.training
@@ -163,17 +180,24 @@ def _peak(
         getattr(model, f"{name}_checkpointing_enable")(args.gradient_checkpointing_kwargs)
     live = _Live(_ALLOCATED if kind == "cuda" else 1)
     precision = torch.autocast("cpu", torch.bfloat16, enabled=bf16)
+    inner = lora.bare(model)
+    forward = vars(inner).get("forward")
+    copies = Bf16Weights(model) if bf16 and prepared.loaded.bf16_weights else None
+    hidden = copies.used(None) if copies else contextlib.nullcontext()
     as_gpu = _functions_of_gpu() if kind == "cuda" else contextlib.nullcontext()
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, live, as_gpu:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, live, as_gpu, hidden:
+            held = live.now
             state = {
                 name: torch.empty(part.shape, dtype=part.dtype).requires_grad_(part.requires_grad)
                 for name, part in (*model.named_parameters(), *model.named_buffers())
             }
             live.forget()
             # Gradients of earlier batches are there.
-            for part in state.values() if args.gradient_accumulation_steps > 1 else ():
+            for name, part in state.items() if args.gradient_accumulation_steps > 1 else ():
                 part.grad = torch.empty_like(part) if part.requires_grad else None
+                if copies and part.requires_grad:  # it adds to the gradients of these
+                    dict(model.named_parameters())[name].grad = part.grad
             inputs = tree_map_only(Tensor, fake.from_tensor, batch)
             labels, real = inputs.pop("labels"), inputs.pop("rows") >= 0
             total = inputs.pop("total")
@@ -184,10 +208,14 @@ def _peak(
             del logits, losses
             loss.backward()
     finally:
+        if copies:
+            model.zero_grad()
+            del inner.forward
+            vars(inner).update({"forward": forward} if forward else {})
         model.train(was_training)
         if checkpoints:
             getattr(model, f"{name}_checkpointing_disable")()
-    return live.peak
+    return live.peak, held
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -199,12 +227,12 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, multiple: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._multiple, self._now, self.peak = multiple, 0, 0
+        self._multiple, self.now, self.peak = multiple, 0, 0
         self._seen = weakref.WeakSet[Any]()
 
     def forget(self) -> None:
         """Begin to count at 0."""
-        self._now = self.peak = 0
+        self.now = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
@@ -217,12 +245,12 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._seen.add(storage)
         size = -(-storage.nbytes() // self._multiple) * self._multiple
-        self._now += size
-        self.peak = max(self.peak, self._now)
+        self.now += size
+        self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._free, size)
 
     def _free(self, size: int) -> None:
-        self._now -= size
+        self.now -= size
 
 
 @contextlib.contextmanager

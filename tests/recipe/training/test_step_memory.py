@@ -30,12 +30,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "accumulated": {"gradient_accumulation_steps": 2},
     "checkpoints": CHECKPOINTS,
     "padded": {"packing": False},
+    "copies": {"bf16": True, "bf16_weights": True},
+    "copies, accumulated": {"bf16": True, "bf16_weights": True, "gradient_accumulation_steps": 2},
 }
 
 
 def prepare(
-    kind: str, folder: Path, packing: bool | None = None, **changes: Any
-) -> PreparedTraining:
+    kind: str, folder: Path, packing: bool | None = None, bf16_weights: bool = False,
+    cuda_graphs: bool = False, **changes: Any,
+) -> PreparedTraining:  # fmt: skip
     """Lay out batches of 16 tweets for a small random model."""
     model: Any
     if kind == "llama":
@@ -53,7 +56,8 @@ def prepare(
     tokenizer: Any = SimpleNamespace(pad_token_id=1)
     loaded = TrainableModel(
         model=model, tokenizer=tokenizer, arguments=args, packing=packing,
-        objective=NEXT_TOKENS if kind == "llama" else CLASSES,
+        objective=NEXT_TOKENS if kind == "llama" else CLASSES, bf16_weights=bf16_weights,
+        cuda_graphs=cuda_graphs,
     )  # fmt: skip
     return lay_out(loaded, {"train": samples, "evaluation": samples}, Table())
 
@@ -85,6 +89,9 @@ def measure(prepared: PreparedTraining) -> tuple[int, int]:
     ("kind", "options"),
     [
         ("bert", "bfloat16"),
+        ("bert", "copies"),
+        pytest.param("modernbert", "copies, accumulated", marks=pytest.mark.heavy),
+        pytest.param("llama", "copies", marks=pytest.mark.heavy),
         pytest.param("bert", "padded", marks=pytest.mark.heavy),
         pytest.param("modernbert", "accumulated", marks=pytest.mark.heavy),
         pytest.param("llama", "bfloat16", marks=pytest.mark.heavy),
@@ -94,7 +101,7 @@ def measure(prepared: PreparedTraining) -> tuple[int, int]:
 def test_the_predicted_peak_is_that_of_a_step(kind: str, options: str, tmp_path: Path) -> None:
     prepared = prepare(kind, tmp_path, **OPTIONS[options])
     attention = prepared.loaded.model.config._attn_implementation
-    predicted = step_memory.predict(prepared, "cpu", options == "bfloat16")
+    predicted = step_memory.predict(prepared, "cpu", "bf16" in OPTIONS[options])
     on_gpu = step_memory.predict(prepared, "cuda", True)
     assert prepared.loaded.model.config._attn_implementation == attention
     peak, state = measure(prepared)
@@ -116,3 +123,24 @@ def test_what_changes_the_peak(tmp_path: Path) -> None:
     whole = step_memory.predict(prepared, "cpu", False)
     assert np.allclose([2 * halved.weights, 2 * halved.optimizer], [whole.weights, whole.optimizer])
     assert halved.activations == whole.activations
+
+
+def test_copies_and_graphs_are_counted(tmp_path: Path) -> None:
+    usual = step_memory.predict(prepare("bert", tmp_path), "cuda", True)
+    prepared = prepare("bert", tmp_path, bf16_weights=True, cuda_graphs=True)
+    model = prepared.loaded.model
+    before = model.forward, {name: weight.clone() for name, weight in model.named_parameters()}
+    more = step_memory.predict(prepared, "cuda", True)
+    embeddings = sum(weight.nbytes for weight in model.bert.embeddings.parameters())
+    assert more.copies == pytest.approx((usual.weights - embeddings) / 2, rel=0.05)
+    assert usual.gradients < more.graphs < 1.1 * usual.gradients
+    assert "bfloat16 copies" in more.describe() and "graphs" in more.describe()
+    assert "copies" not in usual.describe()
+    kept = more.weights + more.gradients + more.optimizer + (more.activations or 0)
+    assert more.total == kept + more.copies + more.graphs
+    # Nothing of it is left in the model.
+    assert model.forward == before[0]
+    for name, weight in model.named_parameters():
+        assert weight.grad is None and torch.equal(weight, before[1][name])
+    # Masks separate the samples in float32: no graph.
+    assert step_memory.predict(prepared, "cuda", False).graphs == 0
