@@ -35,7 +35,7 @@ UNCOMPILED = /tests/|/(transformers/models|torch/testing|databricks|debugpy|goog
 
 export TORCH_PIP_ARGS
 
-.PHONY: help docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal audit licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: help docs gpu-kit gpu-lent gpu-truth gpu-speed gpu-serve gpu-smoke ordeal audit licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -158,10 +158,14 @@ bench-train: setup
 gpu-truth gpu-speed gpu-serve: setup
 	$(BIN)/python benchmarks/gpu/$(@:gpu-%=%).py $(ARGS)
 
-# All three, small, on whatever is here.
+# What matters most on a lent one, in 30 minutes or in several shorter calls.
+gpu-lent: setup
+	$(BIN)/python benchmarks/gpu/lent.py $(ARGS)
+
+# All, small, on whatever is here.
 gpu-smoke: setup
 	$(BIN)/python benchmarks/gpu/graph.py
-	for stage in truth speed serve; do $(BIN)/python benchmarks/gpu/$$stage.py --smoke --seconds 1500 || exit 1; done
+	for stage in truth speed compiled serve; do $(BIN)/python benchmarks/gpu/$$stage.py --smoke --seconds 1500 || exit 1; done
 
 # What such a machine lacks if it has no network: build/gpu-kit.
 gpu-kit: setup

@@ -68,6 +68,7 @@ def training_arguments(folder: str, size: int, steps: int, kind: Any = None, **c
     values = {
         "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": size,
         "learning_rate": 1e-4, "bf16": True, "use_cpu": not torch.cuda.is_available(),
+        "do_train": True,  # otherwise nothing is recorded or compiled for training
         "optim": "adamw_torch_fused", "save_strategy": "no", "eval_strategy": "no",
         "logging_strategy": "no", "report_to": "none", "disable_tqdm": True,
         "logging_nan_inf_filter": False,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,10 +47,13 @@ from recipe.plan.table import Table
 from recipe.tasks.causal_lm.task import NEXT_TOKENS
 from recipe.tasks.text_classification.task import CLASSES
 from recipe.training import engine
-from recipe.training.preparation import lay_out
+from recipe.training.preparation import PreparedTraining, lay_out
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 500,
          "intermediate_size": 128, "max_position_embeddings": 128, "pad_token_id": 0}  # fmt: skip
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+"""The sizes of BERT-base."""
 WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
 SIZE, COUNT = 16, 200
 usual_norm = functional.rms_norm
@@ -96,15 +99,19 @@ class Norm(torch.autograd.Function):
             return *torch.autograd.grad(result, parts, gradient), None
 
 
-def trainer_of(kind: str, folder: str) -> Any:
-    """Return an engine of a small random model on rows of tweets."""
+def prepare(
+    kind: str, folder: str, sizes: Mapping[str, Any] = SIZES, size: int = SIZE, steps: int = 3,
+    bf16_weights: bool = False, cuda_graphs: bool = False, **changes: Any,
+) -> PreparedTraining:  # fmt: skip
+    """Lay out rows of tweets for a random model; `changes` are of TrainingArguments."""
     torch.manual_seed(0)
-    lengths = np.clip(np.random.default_rng(1).normal(28, 12, COUNT), 4, 100).astype(np.int64)
+    count = max(COUNT, 8 * size)
+    lengths = np.clip(np.random.default_rng(1).normal(28, 12, count), 4, 100).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.random.default_rng(0).integers(4, 500, starts[-1]).astype(np.int32)
     model: Any
     if kind == "Llama, LoRA":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=1))
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=1))
         model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear"))
         learned = np.ones(len(ids), dtype=bool)
         learned[starts[:-1]] = False
@@ -116,14 +123,16 @@ def trainer_of(kind: str, folder: str) -> Any:
         }[kind]
         special = dict.fromkeys(("bos_token_id", "cls_token_id"), 1)
         special |= dict.fromkeys(("eos_token_id", "sep_token_id"), 2)
-        model = model_class(config(**SIZES, **special))
-        samples = Samples(ids, starts, np.random.default_rng(2).integers(0, 2, COUNT))
+        model = model_class(config(**sizes, **special))
+        samples = Samples(ids, starts, np.random.default_rng(2).integers(0, 2, count))
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     loaded = TrainableModel(
-        model=model, tokenizer=tokenizer, arguments=training_arguments(folder, SIZE, 3),
-        objective=NEXT_TOKENS if kind == "Llama, LoRA" else CLASSES,
+        model=model, tokenizer=tokenizer,
+        arguments=training_arguments(folder, size, steps, **changes),
+        objective=NEXT_TOKENS if kind == "Llama, LoRA" else CLASSES, bf16_weights=bf16_weights,
+        cuda_graphs=cuda_graphs,
     )  # fmt: skip
-    return engine.build(lay_out(loaded, {"train": samples, "evaluation": samples}, Table()))
+    return lay_out(loaded, {"train": samples, "evaluation": samples}, Table())
 
 
 def count_step(step: Callable[[], Any]) -> Operations:
@@ -136,7 +145,7 @@ def count_step(step: Callable[[], Any]) -> Operations:
 def count(kind: str) -> dict[str, Any]:
     """Return the numbers of one model."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_of(kind, folder)
+        trainer = engine.build(prepare(kind, folder))
         model = trainer.model.train()
         epoch = [trainer._prepare_inputs(batch) for batch in trainer.get_train_dataloader()]
 

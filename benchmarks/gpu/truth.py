@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jobs
+import memory
 from jobs import SMALL
 from stage import Failed, Stage, Values, relative_error
 
@@ -286,6 +287,9 @@ def main() -> None:
     for kind in ENCODERS:
         stage.check(f"packed {kind}", 20, functools.partial(packed_encoder, stage, kind))
     stage.check("packed qwen3", 20, lambda: packed_decoder(stage))
+    for kind in ("BERT", "ModernBERT", "Llama, LoRA"):
+        run = functools.partial(memory.compare_peaks, stage, kind)
+        stage.check(f"memory of {kind}", 20, run)
     stage.check("gloo, two processes", 20, lambda: jobs.several_processes(stage, "gloo", 2))
     stage.check("nccl, one process", 20, lambda: jobs.several_processes(stage, "nccl", 1))
     stage.check("two ranks on one GPU", 40, lambda: jobs.two_on_one(stage))
