@@ -352,9 +352,23 @@ def _simpler(value: Any) -> Any:
         return lists_of_array(value)
     if is_tensor(value):
         return lists_of_array(array_of_tensor(value))
-    for test, simpler in _SIMPLER:
-        if test(value):
-            return simpler(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, date):
+        return str(value)
+    if _is_from(value, "PIL", "Image"):
+        return base64_of_image(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set):
+        return sorted(value, key=str)
+    for method in ("toarray", "tolist"):
+        if callable(convert := getattr(value, method, None)):
+            return convert()
+    # Not all iterables: a DataFrame iterates over the names of its columns.
+    are_entries = isinstance(value, (Iterator, MappingView, Sequence))
+    if are_entries and not isinstance(value, (bytes, bytearray, memoryview)):
+        return list(value)
     raise Unencodable(
         f"The prediction holds a {_name(value)}, which no answer can hold: return dicts, lists, "
         "numbers and texts, or define output_fn."
@@ -409,25 +423,6 @@ def base64_of_image(image: Any) -> str:
     out = io.BytesIO()
     image.save(out, format="PNG")
     return base64.b64encode(out.getvalue()).decode()
-
-
-_SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
-    (lambda value: isinstance(value, Enum), lambda value: value.value),
-    (lambda value: isinstance(value, date), str),
-    (lambda value: _is_from(value, "PIL", "Image"), base64_of_image),
-    (lambda value: isinstance(value, Mapping), dict),
-    (lambda value: isinstance(value, Set), lambda value: sorted(value, key=str)),
-    (lambda value: callable(getattr(value, "toarray", None)), lambda value: value.toarray()),
-    (lambda value: callable(getattr(value, "tolist", None)), lambda value: value.tolist()),
-    (
-        # Not all iterables: a DataFrame iterates over the names of its columns.
-        lambda value: (
-            isinstance(value, (Iterator, MappingView, Sequence))
-            and not isinstance(value, (bytes, bytearray, memoryview))
-        ),
-        list,
-    ),
-)
 
 
 def to_json_lines(prediction: Any) -> bytes:

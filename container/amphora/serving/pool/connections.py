@@ -23,10 +23,10 @@ _SENT = ("id", "content_type", "accept", "headers", "path")
 class Reply:
     """A worker's answer. With `chunks`, `body` is empty and the answer is a stream."""
 
-    status: int
+    status: int = 200
     content_type: str
-    headers: dict[str, str]
-    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
     chunks: asyncio.Queue[bytes | Exception | None] | None = None
 
 

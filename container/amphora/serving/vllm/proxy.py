@@ -163,12 +163,13 @@ class VllmServer(VllmProcess):
                 if not request.route:
                     prediction = translation.prediction_of(request, json.loads(answer))
                     answer, kind = read.write([prediction], call.accept)
-                _settle(call, kind, answer, headers=read.headers)
+                _settle(call, Reply(content_type=kind, headers=read.headers, body=answer))
                 return
             if not request.route:
                 kind = read.stream_type(call.accept)
             texts = Chunks()
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
+            reply = Reply(content_type=kind, chunks=chunks)
             last = data = b""
             # The first event comes in one piece: an error in it decides the status.
             while b"\n\n" not in data and len(data) < 1 << 16:
@@ -185,11 +186,11 @@ class VllmServer(VllmProcess):
                     message = error_of(last[last.index(_BROKEN) + len("data: ") :])["message"]
                     raise Fault(500, "stream_broken", f"vLLM's stream broke off: {message}")
                 # The status is sent with the first chunk. Earlier failures have an error status.
-                _settle(call, kind, b"", chunks)
+                _settle(call, reply)
                 if data:
                     await chunks.put(data)
                 data = await response.content.readany()
-            _settle(call, kind, b"", chunks)
+            _settle(call, reply)
             await chunks.put(None)
 
     async def _answer_lines(self, call: Call, read: Exchange) -> None:
@@ -218,9 +219,9 @@ class VllmServer(VllmProcess):
         finally:
             for task in tasks:
                 task.cancel()
-        body: Any
         body, kind = read.write(predictions, call.accept)
-        _settle(call, kind, body, headers=read.headers)
+        assert isinstance(body, bytes)
+        _settle(call, Reply(content_type=kind, headers=read.headers, body=body))
 
 
 def _session_of(call: Call) -> dict[str, str]:
@@ -228,18 +229,9 @@ def _session_of(call: Call) -> dict[str, str]:
     return {_SESSION: call.headers[_SESSION]} if _SESSION in call.headers else {}
 
 
-def _settle(
-    call: Call,
-    kind: str,
-    body: bytes,
-    chunks: asyncio.Queue[bytes | Exception | None] | None = None,
-    headers: dict[str, str] | None = None,
-) -> None:
+def _settle(call: Call, reply: Reply) -> None:
     """Begin the answer of a call, unless it has begun."""
     if not call.reply.done():
-        reply = Reply(
-            status=200, content_type=kind, headers=headers or {}, body=body, chunks=chunks
-        )
         call.reply.set_result(reply)
 
 
