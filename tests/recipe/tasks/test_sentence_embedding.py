@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from recipe import arguments
 from recipe.backend.requests.payloads import Request
@@ -29,6 +29,7 @@ from recipe.reports import figures
 from recipe.tasks import numbered_texts, ranking_scores
 from recipe.tasks.ranking_scores import Corpus
 from recipe.tasks.sentence_embedding.task import SentenceEmbedding
+from tests.support import adapter_kit
 from tests.support.jobs import run, write
 from tests.support.serving_kit import Handlers, assert_close
 from tests.support.words import triplets
@@ -260,6 +261,24 @@ def test_an_adapter_saved_alone_answers_as_the_merged_model(
     whole = trained("whole", again, "--merge_adapter", "True", "--lr", "1e-12", steps=1)
     for folder in (again, whole):
         assert_close(Handlers(folder).ask(body), expected, 1e-4)
+
+
+def test_an_adapter_of_peft_has_the_pooling_of_its_base_alone_and_by_name(
+    still_model: Path, tmp_path: Path
+) -> None:
+    modules = [Transformer(str(still_model)), Pooling(32, "cls"), Normalize()]
+    base = tmp_path / "base"
+    SentenceTransformer(modules=modules, device="cpu").save(str(base))
+    bare = adapter_kit.adapter(base, tmp_path / "a", AutoModel, 1, target_modules=["query"],
+                               task_type="FEATURE_EXTRACTION")  # fmt: skip
+    library = SentenceTransformer(str(base), device="cpu")
+    library.load_adapter(str(bare))
+    expected = library.encode(["film number 7"]).tolist()
+    assert_close(Handlers(bare).ask({"inputs": ["film number 7"]}), expected, 1e-5)
+    served, origin = Handlers(base, AMPHORA_ADAPTERS="1").model, Origin.find(str(base), {})
+    task = named_adapters.load("a", str(bare), served, origin, {})
+    (answer,) = task.predict([task.prepare(Request(inputs=["film number 7"]))])
+    assert_close(answer["entries"], expected, 1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
