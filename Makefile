@@ -1,6 +1,8 @@
 # What a developer runs. Everything it makes lies inside this checkout: .venv, .demo, build.
 #
 #   make help          this list
+#   make setup         the environment .venv, which the others make if it is not there
+#   make lint          linters and types
 #   make demo          train and serve a small model here, from nothing but Python
 #   make test          linters, types, unit and end-to-end tests without Docker
 #   make test-heavy    the tests that take many seconds
