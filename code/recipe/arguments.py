@@ -236,6 +236,8 @@ def _convert(name: str, value: str, notes: list[str]) -> Any:
     try:
         return getattr(_parser().parse_args([f"--{name}={value}"]), name)
     except ValueError as error:
+        if name in REFUSED:
+            return value  # the refusal has the reason
         reason = str(error).partition(": ")[2] or str(error)
         raise HyperparameterError(
             f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."

@@ -334,10 +334,10 @@ fsdp_transformer_layer_cls_to_wrap shard_degree sharding_strategy tensor_model_p
 rank peft_scheme | Give lora_r and lora_alpha, the rank and alpha of LoRA's adapters.
 min_lr decay_steps | Give lr_scheduler_type=cosine_with_min_lr and lr_scheduler_kwargs={"min_lr":
   1e-6}.
-context_parallel_size sequence_parallel_size cp_size sp_size context_parallel_degree | A text is
-  not split between GPUs, since accelerate's attention for that takes one text in each row, and
-  rows are packed: give a lower max_length or gradient_checkpointing=True, or your own script with
-  ParallelismConfig.
+context_parallel context_parallel_size context_parallel_degree sequence_parallel_size cp_size
+  sp_size parallelism_config_cp_size parallelism_config_sp_size | A text is not split between GPUs,
+  since accelerate's attention for that takes one text in each row, and rows are packed: give a
+  lower max_length or gradient_checkpointing=True, or your own script with ParallelismConfig.
 activation_offloading activation_loading_horizon | Give gradient_checkpointing=True.
 streaming dataset_streaming | Leave it out: tokens are made before the first step, once for a host,
   and mapped from its disk. Larger data needs your own script, with datasets' IterableDataset
