@@ -25,7 +25,9 @@ from recipe.tasks.image_classification import data as pictures
 from recipe.tasks.image_classification import task as image_classification
 from recipe.tasks.image_classification.batches import FixedPictures
 from recipe.tasks.image_classification.batches import PictureSamples as Samples
-from tests.support import jobs
+from tests.support import jobs, tasks
+from tests.support.jobs import Job
+from tests.support.serving_kit import Handlers
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -312,3 +314,24 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             model, _ = image_classification.load_model(source, labels, Hyperparameters())
             assert model.config.num_labels == 3
             image_classification.check_size(model, 32, 32)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_alone_is_served_as_in_plain_peft(tmp_path: Path) -> None:
+    import peft
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    channel, argv = tasks.make("image-classification, LoRA", tmp_path)
+    more = ("--lora_save", "adapter", "--use_dora", "True", "--max_steps", "2", "--lr", "0.05",
+            "--eval_strategy", "no", "--bf16", "False", "--use_cpu", "True")  # fmt: skip
+    job = Job(tmp_path / "job", {"train": channel}, (*argv, *more))
+    job.run_here()
+    assert (job.model / "proof.json").is_file()
+    base = AutoModelForImageClassification.from_pretrained(tmp_path / "start")
+    plain = peft.PeftModel.from_pretrained(base, job.model).eval()
+    path = next(channel.rglob("*.png"))
+    pixels = AutoImageProcessor.from_pretrained(job.model)(Image.open(path), return_tensors="pt")
+    with torch.inference_mode():
+        scores = plain(**pixels).logits.softmax(-1)[0].tolist()
+    served = Handlers(job.model).ask((path.read_bytes(), "image/png"))
+    assert sorted(row["score"] for row in served) == pytest.approx(sorted(scores), abs=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -16,9 +17,12 @@ from recipe.backend.saved import weights
 from recipe.compat import dtype_argument
 from recipe.console import log
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.models.changes import adapters
 from recipe.models.sources import tokenizers
 from recipe.models.sources.origin import Origin
 
+_FILES = {"tokenizer": "tokenizer_config.json", "image_processor": "preprocessor_config.json"}
+"""The files of an adapter, in addition to its weights, by the arguments of a pipeline."""
 for _task, _class, _heads in dropped.PIPELINES:
     if _task not in PIPELINE_REGISTRY.supported_tasks:
         PIPELINE_REGISTRY.register_pipeline(
@@ -70,14 +74,17 @@ def load_pipeline(origin: Origin, task: str, environ: Mapping[str, str]) -> Any:
             "If you trust it, set HF_TRUST_REMOTE_CODE=true, else set it to false in the file.",
         )
     make: Any = transformers.pipeline
+    parts = {"model": origin.location, **dtype_argument(dtype)}
+    if origin.adapter:
+        parts = {
+            name: origin.location
+            for name, file in _FILES.items()
+            if (Path(origin.location) / file).is_file()
+        }
+        architecture = getattr(transformers, architectures(task)[0])
+        parts["model"] = adapters.merged(origin, architecture, dtype)
     try:
-        pipeline = make(
-            registered_name(task),
-            model=origin.location,
-            device=kind,
-            **dtype_argument(dtype),
-            **origin.options,
-        )
+        pipeline = make(registered_name(task), device=kind, **parts, **origin.options)
     except ImportError as error:
         raise lacks_library(task, error) from error
     except (*UNLOADABLE, KeyError, TypeError) as error:
