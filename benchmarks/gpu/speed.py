@@ -239,17 +239,14 @@ def decoder(stage: Stage, rate: float, lora: bool) -> Values:
                     model=model, args=args, train_dataset=rows,
                     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
                 )  # fmt: skip
-            warm_up = min(2, steps - 1)
             try:
-                seconds, _ = seconds_of_steps(stage, trainer, warm_up)
+                seconds, _ = seconds_of_steps(stage, trainer, 2)
             except torch.OutOfMemoryError as error:
                 results[way] = {"out of memory": str(error).partition(". GPU")[0]}
-                del model, trainer
-                torch.cuda.empty_cache()
-                continue
-        tokens = mean * size * (steps - warm_up) / seconds
-        share = 6 * model.num_parameters(exclude_embeddings=True) * tokens / rate
-        results[way] = {"tokens/s": round(tokens), "share of the matrix rate": f"{share:.1%}"}
+            else:
+                tokens = mean * size * (steps - 2) / seconds
+                share = 6 * model.num_parameters(exclude_embeddings=True) * tokens / rate
+                results[way] = {"tokens/s": round(tokens), "share of the rate": f"{share:.1%}"}
         del model, trainer
         if stage.device.type == "cuda":
             results[way]["GB"] = round(torch.cuda.max_memory_allocated() / 1e9, 1)

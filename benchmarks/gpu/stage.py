@@ -24,31 +24,20 @@ import torch
 from common import (
     CODE,
     ROOT,
+    CommandError,
+    Server,
+    amphora_server,
     minilm,
     parser,
+    python_path,
+    run,
     table,
+    take_turns,
+    training_arguments,
 )
-from common import (
-    CommandError as CommandError,
-)
-from common import (
-    Server as Server,
-)
-from common import (
-    amphora_server as amphora_server,
-)
-from common import (
-    python_path as python_path,
-)
-from common import (
-    run as run,
-)
-from common import (
-    take_turns as take_turns,
-)
-from common import (
-    training_arguments as training_arguments,
-)
+
+__all__ = ("CODE", "ROOT", "CommandError", "Server", "amphora_server", "minilm", "parser",
+           "python_path", "run", "table", "take_turns", "training_arguments")  # fmt: skip
 
 sys.path.insert(0, str(CODE))
 
