@@ -51,12 +51,17 @@ class Item:
     context: Context
     data: Any = None
     """What `input_fn` returned; of an `exchange` a list, with what `request_fn` returned for each
-    of its requests that is valid."""
+    of its requests, or why it was refused."""
     exchange: Exchange | None = None
     """The requests in the body, if the handlers declare `request_fn`."""
-    faults: dict[int, Fault] = field(default_factory=dict)
-    """Why requests of the exchange were refused, by their indices."""
     size: batching.Size = batching.UNKNOWN
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Return what `predict_batch_fn` takes of it."""
+        if self.exchange is None:
+            return [self.data]
+        return [part for part in self.data if not isinstance(part, Fault)]
 
     @property
     def reply_headers(self) -> dict[str, str]:
@@ -125,11 +130,11 @@ class ModelRunner:
         if routes.PREDICT in traits.routes:
             agent = item.context.headers.get("User-Agent", "")
             item.exchange.nests_labels = any(map(agent.__contains__, _HUB_CLIENTS))
-        item.data, item.faults = [], {}
+        item.data = []
         spent: dict[Any, int] = {}
-        requests = item.exchange.requests
-        while (index := len(item.data) + len(item.faults)) < len(requests):
-            request = requests[index]
+        is_first = True
+        while (index := len(item.data)) < len(item.exchange.requests):
+            request = item.exchange.requests[index]
             try:
                 adapter = request.adapter or traits.adapter
                 values = {**request.values, "spent": spent, "adapter": adapter}
@@ -140,14 +145,13 @@ class ModelRunner:
                 if fault.status == 400 and fault.param is None and item.exchange.split(index):
                     continue
                 message, param = map(request.renamed, (str(fault), fault.param or ""))
-                item.faults[index] = Fault(fault.status, fault.code, message, param or None)
-                if len(item.faults) == 1:
-                    # Only the first may be raised. The frames of others would take memory.
-                    item.faults[index].__cause__ = fault.__cause__
-        if not item.data:
+                item.data.append(Fault(fault.status, fault.code, message, param or None))
+                if is_first:  # only it may be raised; the frames of others would take memory
+                    item.data[-1].__cause__, is_first = fault.__cause__, False
+        if not item.inputs:
             # Raises the first, but in a batch transform.
-            item.exchange.write([*item.faults.values()], item.accept)
-        self._measure(item, item.data)
+            item.exchange.write(item.data, item.accept)
+        self._measure(item, item.inputs)
 
     def adapt(self, order: Adapt) -> Adapted:
         """Load or unload an adapter. Its requests are those that name it from now on."""
@@ -193,7 +197,7 @@ class ModelRunner:
         """
         handler = self.handlers["predict_batch_fn"]
         try:
-            groups = [item.data if item.exchange is not None else [item.data] for item in items]
+            groups = [item.inputs for item in items]
             inputs = [data for group in groups for data in group]
             flat = list(_call(handler, items[0], inputs, self.model)) if inputs else []
             if len(flat) != len(inputs):
@@ -221,19 +225,13 @@ class ModelRunner:
         self, item: Item, prediction: Any, pause: Callable[[], None] = lambda: None
     ) -> tuple[Any, str]:
         """Return the body and type of an answer, by `output_fn` or in the form of its API."""
-        if item.exchange is not None:
-            parts = [prediction] if len(item.data) == 1 else prediction
-            return self._write(item, parts, pause)
-        handler = self.handlers["output_fn"]
-        return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
-
-    def _write(
-        self, item: Item, parts: Sequence[Any], pause: Callable[[], None]
-    ) -> tuple[Any, str]:
-        assert item.exchange is not None
-        handler, rest, predictions = self.handlers["predict_batch_fn"], iter(parts), []
-        for index in range(len(item.exchange.requests)):
-            part = item.faults.get(index) or next(rest)
+        if item.exchange is None:
+            handler = self.handlers["output_fn"]
+            return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
+        rest = iter([prediction] if len(item.inputs) == 1 else prediction)
+        handler, predictions = self.handlers["predict_batch_fn"], []
+        for part in item.data:
+            part = part if isinstance(part, Fault) else next(rest)
             is_fault = isinstance(part, Exception) and not isinstance(part, Fault)
             predictions.append(_fault_of(handler, part) if is_fault else part)
             if isinstance(predictions[-1], Fault) and predictions[-1].status >= 500:
