@@ -7,9 +7,16 @@ Messages propose columns by all of them.
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 
+_SHORT = 4
+"""Letters of a word that may end another one by chance: `context`."""
+_PREPOSITIONS = {
+    *("da", "de", "degli", "dei", "del", "della", "dello", "des", "di", "do", "dos", "du", "of"),
+    *("van", "von"),
+}
 _WORDS = re.compile(r"[\s_.()-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -20,15 +27,37 @@ def plain_word(word: str) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """Return the plain words of a column's name, the last one in the singular; [""] without any."""
+    """Return the plain words of a column's name, the last one in the singular; [""] without any.
+
+    What stands before a word such as `of` comes last: `Avis du client` ends in `avis`.
+    """
     parts = _WORDS.split(unicodedata.normalize("NFC", name).strip().rstrip("0123456789"))
     words = [plain_word(word) for word in parts if word]
+    position = next((n for n, word in enumerate(words) if word in _PREPOSITIONS), 0)
+    words = [*words[position + 1 :], *words[:position]] if position else words
     *qualifiers, noun = words or [""]
     return [*qualifiers, f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")]
 
 
+@functools.lru_cache(maxsize=8192)
+def ends_in(name: str, words: frozenset[str]) -> bool:
+    """Return whether a column's name is one of some plain words, or ends in one."""
+    plain, last = plain_word(name), words_of(name)[-1]
+    return (
+        not words.isdisjoint({plain, last, f"{last}s"})
+        # Scripts without spaces, and compounds: `Kundenmeinung`.
+        or any(plain.endswith(word) for word in words if not word.isascii())
+        or any(last.endswith(word) for word in words if len(word) > _SHORT)
+    )
+
+
 def _words(*lines: str) -> frozenset[str]:
     return frozenset(plain_word(word) for line in lines for word in line.split())
+
+
+def _names(*lines: str) -> frozenset[str]:
+    """Return words as they are written, and without accents."""
+    return _words(*lines).union(*(line.split() for line in lines))
 
 
 TEXTS = _words(
@@ -52,6 +81,13 @@ TEXTS = _words(
     "पाठ टेक्स्ट टिप्पणी वाक्य",  # Hindi
     "teks ulasan komentar kalimat",  # Indonesian
     "recension meddelande omdöme anmeldelse komentář recenze κείμενο σχόλιο",  # Swedish to Greek
+    "bình_luận đánh_giá nội_dung văn_bản นิพจน์",
+    "ข้อความ รีวิว نظر متن دیدگاه",
+    "beschwerde erfahrungsbericht plainte réclamation témoignage queja reclamo reclamación relato",
+    "reclamação depoimento reclamo segnalazione klacht reactie skarga opinie жалоба şikayet",
+    "投诉 评价 评语 反馈 留言 微博 推文 帖子 苦情 口コミ",
+    "感想 意見 후기 의견 불만 문의 المراجعة مراجعة شكوى समीक्षा",
+    "शिकायत keluhan",
 )
 """Last words of names of texts, or whole names."""
 LABELS = _words(
@@ -75,6 +111,15 @@ LABELS = _words(
     "लेबल श्रेणी भावना",
     "sentimen",
     "betyg vurdering štítek hodnocení třída ετικέτα κατηγορία συναίσθημα",
+    "nhãn cảm_xúc phân_loại ป้ายกำกับ ความรู้สึก برچسب احساس امتیاز",
+    "dringlichkeit priorität zufriedenheit typ",
+    "satisfaction priorité gravité prioridad satisfacción",
+    "prioridade satisfação priorità soddisfazione prioriteit",
+    "cijfer waardering emotie priorytet typ",
+    "nastrój приоритет тип вид öncelik tür 优先级 类型 倾向",
+    "等级 评级 得分 分数 種別 種類 区分 優先度 評点",
+    "유형 종류 우선순위 별점 점수 분야 الأولوية",
+    "النوع रेटिंग वर्ग प्राथमिकता csat urgency difficulty",
 )
 """Last words of names of labels, or whole names."""
 LABEL_MARKS = _words("is has")
@@ -111,6 +156,66 @@ SUBJECTS = _words("headline subject summary caption betreff objet asunto assunto
 HEADINGS = SUBJECTS | _words(
     "title titel titre título titolo заголовок название тема başlık 标题 タイトル 제목"
 )
+TITLES = _names(
+    "assunto asunto başlık betreff headline judul konu objet oggetto onderwerp short_description",
+    "subject summary temat titel title titolo titre tiêu_đề tytuł título заголовок тема العنوان",
+    "الموضوع عنوان विषय शीर्षक タイトル 主旨 主题 件名 标题 標題 题目 제목",
+)
+"""Names of headings that are read with the text below them, if it has one of `BODIES`."""
+BODIES = _names(
+    "abstract article açıklama bericht beschreibung body contenido content contenu contenuto",
+    "conteúdo cuerpo descripción description descrizione descrição deskripsi inhalt inhoud isi",
+    "içerik konten mensagem mensaje message messaggio metin mô_tả nachricht nội_dung omschrijving",
+    "opis tekst testo text texte texto treść опис описание содержание сообщение текст المحتوى",
+    "النص الوصف पाठ विवरण 內容 内容 問い合わせ内容 描述 文本 本文 正文 説明 내용 본문 설명",
+)
+"""Names of texts that have a heading. A title above a review may name a product."""
+METADATA = _words(
+    "absender address adres adresse afzender age agence agent agente alter annotator assignee",
+    "atendente auteur author autor autora autore autorin autrice bahasa bearbeiter benutzer",
+    "branch bron browser canal canale channel cidade città city ciudad client cliente company",
+    "correo country creator currency customer data_hora date datetime datum device dil dirección",
+    "domain edad email endereço enseigne expéditeur fecha filiale finished firma fonte fuente",
+    "gebruiker gender geschlecht guest género gênero handler herkunft idioma indirizzo język",
+    "kanaal kanal kaynak klant klantnaam klient konsultant kota kraj kullanıcı kunde kundenname",
+    "land lang language langue lingua link locale location loja língua magasin mail mağaza",
+    "medewerker miasto mittente month müşteri nadawca negara negozio ngày nickname nombre_cliente",
+    "nutzer nutzername operator organization origin ort owner pays país pelanggan pengguna",
+    "penulis phone place platform progress province quelle recipient region remetente remitente",
+    "reporter requester responsável reviewer seller sender sexe shop sklep source sprache stad",
+    "stadt store sucursal sumber taal tanggal tarih telefon time timestamp timezone town tác_giả",
+    "uhrzeit url user username usuario usuário utente utilisateur użytkownik vendor version ville",
+    "website winkel yazar year âge ülke şehir źródło автор адрес город дата джерело имя источник",
+    "канал клиент клієнт користувач країна магазин мова місто оператор пользователь страна язык",
+    "ім'я البلد التاريخ العميل العنوان_البريدي الكاتب اللغة المؤلف المدينة المستخدم المصدر تاريخ",
+    "उपयोगकर्ता ग्राहक तारीख दिनांक देश नाम पता भाषा लेखक शहर स्रोत ユーザー ユーザー名 住所 作者",
+    "受付日 国 国家 地址 城市 处理人 客户 年代 年齢 店舗 店铺 性別 投稿日 投稿者 担当 担当者 日付",
+    "日時 日期 时间 昵称 来源 氏名 渠道 用户 用户名 著者 言語 语言 负责人 都市 顧客 顧客名 고객",
+    "고객명 국가 나이 날짜 담당자 도시 사용자 성별 언어 일시 작성일 작성자 주소 지점 출처",
+)
+"""Last words of names, or whole ones, of what is known about a sample: people, places, times."""
+THINGS = _words(
+    "airline app artikel assureur book brand course doctor film game hotel item marca marka marke",
+    "marque merk model movie prodotto product producto produit produk produkt produto restaurant",
+    "ürün бренд товар الفندق المنتج उत्पाद 产品 品牌 商品 商品名 施設名 製品 酒店 브랜드 상품",
+    "상품명 제품",
+)
+"""The same for what a sample is about: that may be a part of it if it is described."""
+DESCRIBING = _words(
+    "açıklama beschreibung descripción description descrizione descrição deskripsi omschrijving",
+    "opis опис описание الوصف विवरण 描述 説明 설명",
+)
+"""Names of texts that describe things."""
+REPLIES = _names(
+    "companypublicresponse companyreply companyreplycontent developerresponse owneranswer",
+    "ownerresponse replycontent responsefromowner responsefromownertext sellerreply",
+)
+"""Names, without separators, of what is answered to a review, which is complete without it."""
+STATES = _words(
+    "durum estado stan state stato status statut état состояние статус الحالة स्थिति ステータス",
+    "状态 状況 狀態 상태",
+)
+"""Last words of names that say how far the work on a sample is, if it has another label."""
 OTHER_TEXTS = _words(
     "description email data utt statement anfrage describe improve open excerpt poem quote",
     "selftext full story command bio lyrics plot joke",
@@ -121,3 +226,5 @@ OTHER_LABELS = _words(
     "subtask a richtig disposition occupation period action",
 )
 """Names of labels, among other columns of few values."""
+ALL = TEXTS | LABELS | QUESTIONS | ANSWERS | TITLES | BODIES | METADATA | THINGS | STATES
+"""Words that only the names of columns are likely to be, if several are in a row."""

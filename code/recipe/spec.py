@@ -16,8 +16,6 @@ from recipe import column_words
 from recipe.option_fields import NoOptions
 
 _SEPARATORS = re.compile(r"[\s_-]+")
-_SHORT = 4
-"""Letters of a word that may end another one by chance: `context`."""
 _NUMBER = re.compile(r"\d+$|[\s_-][a-eA-E]$|(?<=[a-z])[A-E]$")
 
 
@@ -64,6 +62,8 @@ class Column:
     `clean_text`."""
     marks: frozenset[str] = frozenset()
     """The same for first words: `is_spam`."""
+    is_heading: bool = False
+    """Whether a title with the first words of a text counts: `review_title` of `review_body`."""
     is_optional: bool = False
     is_target: bool = False
     """Whether training learns it: requests and unlabelled test files lack it."""
@@ -79,14 +79,8 @@ class Column:
     def is_like(self, name: str) -> bool:
         """Return whether a name ends in one of `words`, or begins with one of `marks`."""
         words = column_words.words_of(name)
-        plain = column_words.plain_word(name)
-        return (
-            not self.words.isdisjoint({plain, words[-1], f"{words[-1]}s"})
-            or (len(words) > 1 and words[0] in self.marks)
-            # Scripts without spaces, and compounds: `Kundenmeinung`.
-            or any(plain.endswith(word) for word in self.words if not word.isascii())
-            or any(words[-1].endswith(word) for word in self.words if len(word) > _SHORT)
-        )
+        is_marked = len(words) > 1 and words[0] in self.marks
+        return is_marked or column_words.ends_in(name, self.words)
 
 
 @dataclass(frozen=True)
@@ -101,6 +95,8 @@ class Form:
     """Whether the form is read only if the hyperparameter `task` is given."""
     extras: Sequence[str] = ()
     """Names of columns that may be left unread: they repeat or annotate the sample."""
+    is_of_reports: bool = False
+    """Whether rows are often reports with several columns of classes, of which any may be meant."""
 
     def __getitem__(self, role: str) -> Column:
         return next(column for column in self.columns if column.role == role)
@@ -238,6 +234,7 @@ HEADING = Column(
     kind=CellKind.TEXT,
     setting="text_column",
     words=column_words.SUBJECTS,
+    is_heading=True,
 )
 HEADED = replace(
     TEXT,
@@ -247,6 +244,14 @@ HEADED = replace(
     weak_names=(),
 )
 """A text below a heading."""
+TITLE = Column(
+    role="text",
+    names=("title", *sorted(column_words.TITLES - {"title"})),
+    kind=CellKind.TEXT,
+    setting="text_column",
+    is_content=False,
+)
+BODY = replace(HEADED, names=("text", *sorted(column_words.BODIES - {"text"})), words=frozenset())
 TEXT_PAIR = Column(
     role="text_pair", names=("text_pair",), kind=CellKind.TEXT, setting="text_pair_column"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from recipe.data import labels
@@ -87,19 +87,26 @@ def check_classes(
 
 
 def _check_one_class_a_cell(path: Path, column: str, distinct: set[str], one_class: str) -> None:
-    """Raise DataError if most pieces between separators are labels of other rows."""
+    """Raise DataError if a cell has several classes."""
+    if (separated := find_separator(distinct)) is not None:
+        separator, example = separated
+        raise DataError(
+            f"Column {column!r} of {path} has labels such as {example!r}, which look like "
+            f"several separated by {separator!r}.",
+            f"Give label_separator={separator!r}, {one_class}",
+        )
+
+
+def find_separator(distinct: Collection[str]) -> tuple[str, str] | None:
+    """Return the separator between most labels that other rows have, too, and a label with it."""
     for separator in _SEPARATORS:
         cut = {label: {atom.strip() for atom in label.split(separator)} for label in distinct}
         several = {label for label, atoms in cut.items() if len(atoms) > 1}
         atoms = {atom for label in several for atom in cut[label]}
         shared = [atom for atom in atoms if sum(atom in others for others in cut.values()) > 1]
         if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
-            example = min(several)
-            raise DataError(
-                f"Column {column!r} of {path} has labels such as {example!r}, which look like "
-                f"several separated by {separator!r}.",
-                f"Give label_separator={separator!r}, {one_class}",
-            )
+            return separator, min(several)
+    return None
 
 
 def check_numbers(

@@ -57,8 +57,8 @@ class ColumnsError(DataError):
 
 
 def quote_value(value: str) -> str:
-    """Return a value for a message, in quotes if it has spaces."""
-    return value if re.fullmatch(r"[^\s'\"]+", value) else repr(value)
+    """Return a value for a message, in quotes if it has spaces, or what ends a shell's command."""
+    return value if re.fullmatch(r"[^\s'\";|&]+", value) else repr(value)
 
 
 def named_settings(settings: DataSettings) -> str:

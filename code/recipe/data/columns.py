@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from recipe import column_words
 from recipe.column_words import words_of
 from recipe.data.column_settings import (
     NOTHING,
@@ -204,7 +205,8 @@ def select_columns(
             error = error or refusal
             continue
         if twice := [name for name in selection.names if f"{name}.1" in part.table.column_names]:
-            raise DataError(f"{part.path} has two columns called {twice[0]!r}.", "Rename one.")
+            twice_there = f"{part.path} has two columns called {twice[0]!r}."
+            raise ColumnsError(twice_there, "Rename one.", is_rival=True)
         return selection
     if error is not None:
         raise error
@@ -334,6 +336,8 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
             ),
         )
     columns: dict[str, Sequence[str]] = {}
+    similar: set[str] = set()
+    """Roles whose columns are only like the known names."""
     for column in form.columns:
         hits = given.get(column.role, [])
         for known in () if hits else _known_names(column, codes, is_detection):
@@ -348,12 +352,40 @@ def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -
                 and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
                 and (column.kind is not CellKind.ARTICLES or "qas" in str(field.type))
             ]
-        hits = hits or [
-            field.name for field in free if column.is_like(field.name) and not is_list(field.type)
-        ]
+        if not hits:
+            hits = [f.name for f in free if column.is_like(f.name) and not is_list(f.type)]
+            similar.add(column.role)
+        if column.is_heading and not hits:
+            hits = [field.name for field in free if _heads(field.name, part.table.column_names)]
         is_free = column.is_optional and not column.is_content
         columns[column.role] = hits[:1] if is_free else hits
-    return _Match(form=form, given=given, columns=columns)
+    likelier = {
+        role: _likelier(role, names, columns, role in similar)
+        for role, names in columns.items()
+        if len(names) > 1 and role not in given and not form[role].is_repeated
+    }
+    return _Match(form=form, given=given, columns={**columns, **likelier})
+
+
+def _heads(name: str, names: Sequence[str]) -> bool:
+    """Return whether a column heads another one by their names: `Review Title`, `Review Text`."""
+    *qualifiers, noun = words_of(name)
+    return bool(qualifiers) and noun in column_words.TITLES and any(
+        words_of(other)[:-1] == qualifiers and words_of(other)[-1] in column_words.TEXTS
+        for other in names
+        if other != name
+    )  # fmt: skip
+
+
+def _likelier(
+    role: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], are_similar: bool
+) -> Sequence[str]:
+    """Return the columns that are left for a role without those that have another one by their
+    names: `note` is a label beside `commentaire`, and `email` an address beside `description`."""
+    others = {some[0] for other, some in columns.items() if len(some) == 1 and other != role}
+    names = [name for name in names if not (are_similar and name in others)] or names
+    described = column_words.METADATA | column_words.STATES
+    return [name for name in names if not column_words.ends_in(name, described)] or names
 
 
 @functools.cache
@@ -468,31 +500,43 @@ def _check_weak_names(
     """Raise ColumnsError if a column is found by a weak name, and others would not be read that may
     be meant."""
     codes = settings.source_lang, settings.target_lang
-    ignored = {*selection.names, *settings.ignored_columns}
+    left = {*part.table.column_names} - {*selection.names, *settings.ignored_columns}
+    free = [
+        name
+        for name in part.table.column_names
+        if name in left
+        and normalize_name(name) not in match.form.extras
+        and normalize_name(name.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
+        and words_of(name)[-1] not in IDENTIFIERS | DESCRIPTIONS
+        and not is_identifier(name)
+    ]
     for column in match.form.columns:
         name = selection.get(column.role) or ""
         known = itertools.chain(*_known_names(column, codes, False))
         is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
         is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
-        if column.role in match.given or not (is_weak or is_similar):
+        is_one_of_several = match.form.is_of_reports and column.is_target
+        if column.role in match.given:
             continue
-
-        def may_be(other: str, column: Column = column, is_similar: bool = is_similar) -> bool:
-            if column.kind is CellKind.TEXT:
-                return (holds_texts if is_similar else may_be_text)(part, other)
-            return is_flag(part, other) or (is_similar and is_category(part, other))
-
-        others = [
-            other
-            for other in part.table.column_names
-            if other not in ignored
-            and normalize_name(other.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
-            and words_of(other)[-1] not in IDENTIFIERS | DESCRIPTIONS
-            and not is_identifier(other)
-            and may_be(other)
-        ]
+        others: list[str] = []
+        if is_similar or is_weak:
+            others += [other for other in free if _looks_alike(part, column, other, is_similar)]
+        if is_one_of_several:
+            others += [other for other in free if column.is_like(other) and other not in others]
+        if is_similar or is_one_of_several:
+            described = column_words.METADATA | column_words.STATES
+            if not column_words.ends_in(name, column_words.DESCRIBING):
+                described |= column_words.THINGS
+            others = [other for other in others if not column_words.ends_in(other, described)]
         if others:
             raise _several(part, {column.role: [name, *others]})
+
+
+def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:
+    """Return whether another column may have a role by what it holds."""
+    if column.kind is CellKind.TEXT:
+        return (holds_texts if is_similar else may_be_text)(part, other)
+    return is_flag(part, other) or (is_similar and is_category(part, other))
 
 
 def _has_values(part: Part, name: str, none: Collection[str] = (), has_empty: bool = False) -> bool:

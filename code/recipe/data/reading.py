@@ -12,37 +12,27 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
-from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, split_of, splits_in
-from recipe.data.column_settings import ColumnsError, check_ignored, quote_value
+from recipe.data.column_names import split_of
+from recipe.data.column_settings import ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_string
+from recipe.data.files.part import Part, SourceFile, UnclearHeader
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
+from recipe.data.layout.row_splits import split_column
 from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.data.proposing import proposals
 from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings, split_values
-from recipe.spec import TaskSpec, normalize_name
+from recipe.spec import TaskSpec
 
 Converted = TypeVar("Converted")
 
-_MOST_VALUES = 10
-_UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
-_SPLIT_NAMES = tuple(map(normalize_name, SPLIT_COLUMNS))
-_FLAGS = {
-    f"{verb}{word}" for words in SPLITS.values() for word in words for verb in ("is", "in", "")
-} - {"train"}
-"""Normalized names of columns that may hold whether a row belongs to a split."""
-_SURELY_SPLITS = {"split", "splits", "datasetsplit", "datasplit", "partition"}
 _NAMES_SPLITS = "has the split of each row"
-TRUE = {"true", "1", "1.0", "yes"}
-FALSE = {"false", "0", "0.0", "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +280,7 @@ def split_by_column(
     Raises:
         DataError: A column may hold splits, but only its name or its values say so.
     """
-    column = _split_column(part, named)
+    column = split_column(part, named)
     if column is None:
         if is_unclear:
             raise DataError(
@@ -313,38 +303,3 @@ def split_by_column(
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
     return [(name, rest.select(numbers)) for name, numbers in rows.items() if name is not None]
-
-
-def _split_column(part: Part, named: Collection[str]) -> str | None:
-    """Return the column that holds the split of each row, by its name and its values. Raise
-    DataError if only one of the two says so."""
-    for field in part.table.schema:
-        name, key, is_text = field.name, normalize_name(field.name), is_string(field.type)
-        is_known = key in _SPLIT_NAMES or len(splits_in(name)) > 1  # `Train/Dev/Test`
-        if name in named or pa.types.is_nested(field.type) or not (
-            is_text or is_known or key in _FLAGS
-        ):  # fmt: skip
-            continue
-        values = part.class_names.get(name) or part.distinct(name, _MOST_VALUES) or ()
-        words = sorted({str(value).strip() for value in values if value is not None} - {""})
-        flags = {word.lower() for word in words}
-        splits = {split_of(word) for word in words if word.lower() not in _UNUSED}
-        are_splits = bool(splits) and None not in splits
-        # `group` may hold test and control, and `dataset` "eval-harness" in all rows.
-        is_certain = TRAIN in splits or "split" in key or all(map(str.isalnum, words))
-        if is_known and is_text and are_splits and is_certain:
-            return str(name)
-        if (
-            (is_text and TRAIN in splits and len(splits - {None}) > 1)
-            or (is_known and TRAIN in splits)
-            or (key in _SURELY_SPLITS and len(words) > 1)
-            or (key in _FLAGS and flags <= TRUE | FALSE and (len(words) > 1 or flags & TRUE))
-        ):
-            raise DataError(
-                f"Column {name!r} of {part.path} may hold the split of each row: "
-                f"{join_names(words)}.",
-                "Write train, validation and test into a column called split, give "
-                f"ignore_columns={quote_value(name)} to train on all rows, or "
-                f"label_column={quote_value(name)} if it is the label.",
-            )
-    return None

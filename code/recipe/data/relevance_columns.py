@@ -58,8 +58,6 @@ _POSITIVES = (
 )
 _PAIRS = (
     *PAIRS,
-    ("title", "text"),
-    ("title", "abstract"),
     *itertools.product(
         ("anchor", "query", "question", "sentence", "sentence1", "query_text"),
         (
@@ -69,6 +67,8 @@ _PAIRS = (
     ),
 )
 """The names of a query and of a relevant text, if there are no negatives."""
+_TITLED = (("title", "text"), ("title", "abstract"))
+"""The same, of which a score may be one of posts."""
 
 LISTS = (
     Form((
@@ -107,6 +107,7 @@ FORMS = (
     Form((_QUERY, _TEXT, _SCORE), pairs=_PAIRS),
     # Of strings, `pos` may be parts of speech.
     Form((_QUERY, _TEXT, replace(_NEGATIVES, names=(*_NEGATIVES.names, "neg"))), pairs=_POSITIVES),
-    Form((_QUERY, _TEXT, _NEGATIVES), pairs=_PAIRS, needs_task=True),
+    Form((_QUERY, _TEXT, _NEGATIVES), pairs=(*_PAIRS, *_TITLED), needs_task=True),
+    Form((_QUERY, _TEXT, _SCORE), pairs=_TITLED, needs_task=True),
 )
 """A query and a relevant text, maybe with irrelevant ones; two texts and a score."""

@@ -35,6 +35,8 @@ from recipe.errors import DataError
 from recipe.spec import CellKind
 
 Hashes = npt.NDArray[np.uint64]
+TRUE = {"true", "1", "1.0", "yes"}
+FALSE = {"false", "0", "0.0", "no"}
 CHUNK_ROWS = 10_000
 """Rows of a data set that are read together."""
 _SAMPLE_ROWS = 1_000

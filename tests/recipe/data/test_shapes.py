@@ -234,7 +234,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("fake news", "encoder", lambda n: {"title": s(5), "text": s(), "subject": o("politics", "world"), "date": f"December {1 + n % 30}, 2017"},
           "? task=text-classification text_column=title,text label_column=subject > text-classification text=title text_pair=text label=subject"),
     shape("ag_news", "masked", lambda n: {"Class Index": 1 + n % 4, "Title": s(6), "Description": s()},
-          "? task=text-classification text_column=Title,Description > text-classification text=Title text_pair=Description label=Class Index"),
+          "text-classification text=Title text_pair=Description label=Class Index"),
     shape("commonsense_qa", "masked", lambda n: {"id": str(n), "question": {"stem": s(), "question_concept": "sun", "choices": [{"text": o("sun", "air"), "label": letter} for letter in "ABCD"]}, "answerKey": "ABCD"[n % 4]},
           "multiple-choice query=question.stem texts=[\"sun\", \"air\", \"air\", \"sun\"] scores=[1.0, 0.0, 0.0, 0.0]"),
     shape("choices that are numbers", "masked", lambda n: {"question": s(), "option_1": n, "option_2": n + 1, "answer": n % 2},

@@ -18,7 +18,7 @@ from recipe.data.column_names import ADDRESS
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import FALSE, TRUE, ReadFile, read_columns
+from recipe.data.reading import ReadFile, read_columns
 from recipe.errors import DataError, Problems
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -139,9 +139,9 @@ def _answers(file: ReadFile, row: int, cells: Mapping[str, Any]) -> tuple[list[A
     starts = [int(float(str(s))) if _WHOLE.fullmatch(str(s)) else s for s in starts]
     impossible = cells.get(IMPOSSIBLE)
     mark = "" if impossible is None else str(impossible).strip().lower()
-    if mark in TRUE:
+    if mark in values.TRUE:
         return [], []
-    if mark not in {*FALSE, ""}:
+    if mark not in {*values.FALSE, ""}:
         raise _wrong(part, row, f"has {impossible!r} in column {file.columns[IMPOSSIBLE]!r}")
     if len(answers) != len(starts):
         raise _wrong(part, row, f"has {len(answers)} answers and {len(starts)} starts")

@@ -68,7 +68,7 @@ _TEXTS, _LABELS, _SPLITS = (
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
 _MOST_CLASSES, _FEW_CELLS = 200, 2
-_WORDS_OF_NAMES = 3
+_WORDS_OF_NAMES, _FEWEST_NAMES = 3, 2
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -452,7 +452,9 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     numbered = {f"column_{index}" for index in range(len(names))}
     if is_row and not isinstance(has_header, bool) and has_header & numbered:
         return None  # the user names columns of a file without a header
-    if is_row or are_positions or not known & _header_names():
+    plain = {*map(column_words.plain_word, names)}
+    is_header = bool(known & _header_names()) or len(plain & column_words.ALL) >= _FEWEST_NAMES
+    if is_row or are_positions or not is_header:
         raise UnclearHeader(path, names)
     return names
 

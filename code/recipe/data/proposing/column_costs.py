@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe import column_words
 from recipe.column_words import words_of
 from recipe.data import values
-from recipe.data.column_names import SPLIT_COLUMNS, splits_in
+from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
 from recipe.data.column_settings import (
     holds_texts,
     is_category,
@@ -25,6 +25,7 @@ from recipe.data.column_settings import (
     sample_cells,
 )
 from recipe.data.files.part import Part, is_list, is_number
+from recipe.data.layout.splits import TRAIN
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
     DESCRIPTIONS,
@@ -260,7 +261,11 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
 def _describes(name: str, look: str) -> bool:
     """Return whether a column's name says that it identifies or describes a sample."""
     key = normalize_name(name)
-    is_description = key in DESCRIPTIONS or words_of(name)[-1] in DESCRIPTIONS
+    is_description = (
+        key in DESCRIPTIONS
+        or words_of(name)[-1] in DESCRIPTIONS
+        or column_words.ends_in(name, column_words.METADATA)
+    )
     return (
         is_identifier(name)
         or key in IDENTIFIERS
@@ -327,7 +332,8 @@ def look_of(part: Part, name: str) -> str:
     if isinstance(parsed, list):
         return "records" if parsed and isinstance(parsed[0], dict) else "list"
     if is_category(part, name):
-        return "category"
+        splits = {*map(split_of, {*texts})}
+        return "nothing" if TRAIN in splits and None not in splits else "category"
     if not holds_texts(part, name):
         return "codes"
     words = sum(len(text.split()) for text in texts) / len(texts)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.data import conversations, values
+from recipe.column_words import words_of
+from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
     is_identifier,
@@ -23,6 +24,7 @@ from recipe.data.column_settings import (
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
+from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import Roles, are_numbers, find_listed, look_of, rank_roles
 from recipe.errors import DataError
 from recipe.settings import DataSettings
@@ -39,9 +41,13 @@ MOST = 3
 _MOST_CHECKED = 20
 _LONG_CELL, _WORDS_OF_NAMES = 25, 3
 """Characters above which a cell is a text, and words below which it may be a name."""
+_MOST_SETTINGS = 3
+"""Columns or groups of columns that a line leaves out, and one more."""
+_SIGNS = {"-1", "0", "1"}
 _FEW = 10
 """Rows in which each may have a label of its own."""
 _TEXTS = {"text", "words", "category", "list", "records"}
+_MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
 _NEAR = 6
 """How much more a line may cost than the first one."""
@@ -73,7 +79,8 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
         tasks: Those that are possible, and what each costs for the model.
     """
     ignored = set(settings.ignored_columns)
-    looks = {name: look_of(part, name) for name in part.table.column_names if name not in ignored}
+    names = [name for name in part.table.column_names if name not in ignored]
+    looks = {name: look_of(part, name) for name in names if not _is_markup(name, names)}
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
@@ -106,6 +113,13 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
         if len(proposed) >= MOST:
             break
     return list(proposed.values())[:MOST]
+
+
+def _is_markup(name: str, names: Sequence[str]) -> bool:
+    """Return whether a name says that a column repeats another one: `cv_html` beside `cv_str`."""
+    *first, last = words_of(name)
+    others = (words_of(other) for other in names if other != name)
+    return last in _MARKUP and any(words[: len(first)] == first for words in others)
 
 
 def _translations(part: Part, spec: TaskSpec, settings: DataSettings) -> Iterator[Proposal]:
@@ -225,17 +239,20 @@ def _checked(
     part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, cost: float
 ) -> Proposal | None:
     """Return the shortest line by which these columns are read; None if none works."""
+    is_text = len(roles) == 1 and form[next(iter(roles))].kind is CellKind.TEXT
     for is_short in (True, False):
         line: dict[str, Any] = _line(part, form, roles, settings, is_short)
-        for _ in range(2):
+        for _ in range(_MOST_SETTINGS):
+            given = dataclasses.replace(settings, **line)
             try:
-                selection = select_columns(part, spec, dataclasses.replace(settings, **line))
+                selection = select_columns(part, spec, given)
                 _check_cells(part, spec, selection)
-            except ColumnsError as error:
-                is_text = len(roles) == 1 and form[next(iter(roles))].kind is CellKind.TEXT
+                split_column(part, {*given.named_columns, *given.ignored_columns})
+                line |= _label_settings(part, selection, given)
+            except (ColumnsError, SplitColumnError) as error:
                 if not error.unread or is_text:
                     break
-                ignored = dict.fromkeys([*settings.ignored_columns, *error.unread])
+                ignored = dict.fromkeys([*given.ignored_columns, *error.unread])
                 line = {**line, "ignore_columns": ",".join(ignored)}
                 continue
             except DataError:
@@ -245,6 +262,41 @@ def _checked(
                 return Proposal(task=spec.name, settings=line, selection=selection, cost=cost)
             break
     return None
+
+
+def _label_settings(
+    part: Part, selection: ColumnSelection, settings: DataSettings
+) -> dict[str, str]:
+    """Return the hyperparameters with which the values of a label column are classes.
+
+    Raises:
+        DataError: None are known.
+    """
+    names = selection.columns.get("label", ())
+    if "label" not in selection or selection.form["label"].setting != "label_column":
+        return {}
+    if len(names) > 1:
+        values.one_label_column(part, names)
+    column, missing = names[0], settings.missing_labels
+    if is_list(part.table.schema.field(column).type) or settings.problem_type or len(names) > 1:
+        return {}
+    line = {}
+    rows = part.table.num_rows
+    if len(labels.empty_labels(part, column)) and missing is None:
+        line["missing_labels"] = labels.EMPTY
+    labelled = labels.labelled(part, column, line.get("missing_labels", missing))
+    problem = labels.shape_of([labelled], column, settings.label_separator, None, missing).problem
+    try:
+        class_checks.CHECKS[problem]([labelled], column, rows, missing)
+    except DataError:
+        distinct = {str(value) for value in part.distinct(column, rows) or () if value}
+        if {*distinct, "0"} == _SIGNS:
+            line["problem_type"] = labels.SINGLE  # of sentiments
+        elif (separated := class_checks.find_separator(distinct)) is not None:
+            line["label_separator"] = separated[0]
+        else:
+            raise
+    return line
 
 
 def _line(
@@ -301,7 +353,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 if is_list(part.table.schema.field(name).type):
                     continue
                 classes = {*map(str, cells)}
-                are_whole = all("." not in text for text in classes)
+                are_whole = not all(map(labels.is_fraction, classes))
                 if are_whole and len(cells) > _FEW and len(classes) > len(cells) / 2:
                     raise DataError(f"Column {name!r} has nearly as many values as rows.")
                 if len(cells) > 1 and len(part.distinct(name, 1) or ()) == 1:
@@ -313,7 +365,11 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 if of_words and not is_list(part.table.schema.field(selection["tokens"]).type):
                     raise DataError(f"Column {name!r} labels no spans of a text.")
             elif column.role == "tags" and all(isinstance(cell, str) for cell in cells):
-                if not any(" " in cell or values.container(cell) for cell in cells):
+                words = sample_cells(part, selection["tokens"])
+                if not any(
+                    values.container(cell) or len(cell.split()) == len(str(text).split()) > 1
+                    for cell, text in zip(cells, words, strict=False)
+                ):
                     raise DataError(f"Column {name!r} does not hold tags of several words.")
             elif column.role == "tokens" and is_list(part.table.schema.field(name).type):
                 words = list(itertools.chain(*cells))

@@ -67,7 +67,7 @@ _TURNS = (
     *SUMMARY_PAIRS,
 )
 """Names of prompts and completions that count together."""
-_TOPICS = ("category", "topic", "original_question")
+_TOPICS = ("category", "topic", "intent", "original_question")
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 _DOCUMENTED = (
     *DESCRIPTIONS,
@@ -79,8 +79,9 @@ ALPACA = Form((
     Column(role="input", names=("input", "context"), kind=CellKind.TEXT),  # Dolly's context
     replace(_COMPLETION, names=("output", "response"), setting=""),
     _SYSTEM,
-), extras=_TOPICS)  # fmt: skip
-"""Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns."""
+), extras=(*_TOPICS, "text"))  # fmt: skip
+"""Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns.
+`text` is what the template makes of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

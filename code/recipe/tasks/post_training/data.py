@@ -15,7 +15,7 @@ from recipe.data.column_names import ADDRESS, COMPLETION, LABEL, PROMPT
 from recipe.data.conversations import read_conversation
 from recipe.data.files.part import Part, is_list
 from recipe.data.held_out import DataSets
-from recipe.data.reading import FALSE, TRUE, ReadFile, read_columns
+from recipe.data.reading import ReadFile, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import COMPLETION_NAMES, TaskSpec, normalize_name
@@ -115,9 +115,9 @@ def _row(
             row[role] = cell
     if LABEL in row:
         word = str(row[LABEL]).strip().lower()
-        if word not in TRUE | FALSE:
+        if word not in values.TRUE | values.FALSE:
             return row, f"have no label of true and false, but {word[:20]!r}"
-        row[LABEL] = word in TRUE
+        row[LABEL] = word in values.TRUE
     if CHOSEN in row and row[CHOSEN] == row[REJECTED]:
         return row, "have equal chosen and rejected answers"
     ends = [row[role][-1] for role in (CHOSEN, REJECTED, COMPLETION) if are_chats and role in row]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from recipe import column_words
 from recipe.option_fields import Effect, option
 from recipe.spec import (
+    BODY,
     HEADED,
     HEADING,
     INT8_OPTIONS,
@@ -14,12 +16,14 @@ from recipe.spec import (
     PAIRS,
     TEXT,
     TEXT_PAIR,
+    TITLE,
     TOKEN_IDS,
     Form,
     Served,
     TaskSpec,
 )
 
+_REPLIES = tuple(sorted(column_words.REPLIES))
 RANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 """The routes of rankings, which need a model of one label."""
 
@@ -43,8 +47,9 @@ SPECS = (
         forms=(
             Form((TOKEN_IDS, LABEL)),
             Form((TEXT, TEXT_PAIR, replace(LABEL, names=PAIR_LABEL_NAMES)), pairs=PAIRS),
-            Form((TEXT, LABEL)),
-            Form((HEADING, HEADED, LABEL)),
+            Form((TEXT, LABEL), extras=_REPLIES),
+            Form((HEADING, HEADED, LABEL), extras=_REPLIES),
+            Form((TITLE, BODY, LABEL), extras=_REPLIES, is_of_reports=True),
         ),
         owns_settings=True,
         options=Options,
