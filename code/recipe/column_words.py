@@ -61,6 +61,7 @@ def _names(*lines: str) -> frozenset[str]:
 
 
 TEXTS = _words(
+    "quote critique provision remark poem",
     "text review comment tweet sentence message content utterance narrative headline body post",
     "feedback resume example verbatim transcription summary subject note opinion transcript",
     "complaint clause phrase",
@@ -91,6 +92,7 @@ TEXTS = _words(
 )
 """Last words of names of texts, or whole names."""
 LABELS = _words(
+    "classname",
     "label rating sentiment category class emotion intent topic stars polarity score type group",
     "priority status reason specialty severity department queue tag product genre toxicity toxic",
     "spam hate class_name annotation overall point grade clickbait sarcasm sarcastic generated",
@@ -145,7 +147,8 @@ ASKING = QUESTIONS | _words(
 )
 """What is given to a model that answers, or to a search."""
 ANSWERING = ANSWERS | _words(
-    "answer response reply output completion assistant ai bot gpt target tgt trg gt highlight",
+    "doctor answer response reply output completion assistant",
+    "ai bot gpt target tgt trg gt highlight",
     "solution code sql agent correct corrected standard paraphrase translation zusammenfassung",
     "resumen func tldr passage positive pos function evidence hypothesis hypo jd candidate",
     "direction snippet ideal",
@@ -171,34 +174,36 @@ BODIES = _names(
 )
 """Names of texts that have a heading. A title above a review may name a product."""
 METADATA = _words(
-    "absender address adres adresse afzender age agence agent agente alter annotator assignee",
-    "atendente auteur author autor autora autore autorin autrice bahasa bearbeiter benutzer",
-    "branch bron browser canal canale channel cidade città city ciudad client cliente company",
+    "absender address adres adresse afzender age agence agent agente alter am annotator assignee",
+    "at atendente auteur author autor autora autore autorin autrice bahasa bearbeiter benutzer",
+    "branch bron browser by canal canale channel cidade città city ciudad client cliente company",
     "correo country creator currency customer data_hora date datetime datum device dil dirección",
     "domain edad email endereço enseigne expéditeur fecha filiale finished firma fonte fuente",
     "gebruiker gender geschlecht guest género gênero handler herkunft idioma indirizzo język",
     "kanaal kanal kaynak klant klantnaam klient konsultant kota kraj kullanıcı kunde kundenname",
     "land lang language langue lingua link locale location loja língua magasin mail mağaza",
     "medewerker miasto mittente month müşteri nadawca negara negozio ngày nickname nombre_cliente",
-    "nutzer nutzername operator organization origin ort owner pays país pelanggan pengguna",
+    "nutzer nutzername on operator organization origin ort owner pays país pelanggan pengguna",
     "penulis phone place platform progress province quelle recipient region remetente remitente",
     "reporter requester responsável reviewer seller sender sexe shop sklep source sprache stad",
-    "stadt store sucursal sumber taal tanggal tarih telefon time timestamp timezone town tác_giả",
-    "uhrzeit url user username usuario usuário utente utilisateur użytkownik vendor version ville",
-    "website winkel yazar year âge ülke şehir źródło автор адрес город дата джерело имя источник",
-    "канал клиент клієнт користувач країна магазин мова місто оператор пользователь страна язык",
-    "ім'я البلد التاريخ العميل العنوان_البريدي الكاتب اللغة المؤلف المدينة المستخدم المصدر تاريخ",
-    "उपयोगकर्ता ग्राहक तारीख दिनांक देश नाम पता भाषा लेखक शहर स्रोत ユーザー ユーザー名 住所 作者",
-    "受付日 国 国家 地址 城市 处理人 客户 年代 年齢 店舗 店铺 性別 投稿日 投稿者 担当 担当者 日付",
-    "日時 日期 时间 昵称 来源 氏名 渠道 用户 用户名 著者 言語 语言 负责人 都市 顧客 顧客名 고객",
-    "고객명 국가 나이 날짜 담당자 도시 사용자 성별 언어 일시 작성일 작성자 주소 지점 출처",
+    "stadt store sucursal sumber taal tanggal tarih telefon time timestamp timezone to town",
+    "tác_giả uhrzeit url user username usuario usuário utente utilisateur użytkownik vendor",
+    "version ville website winkel yazar year âge ülke şehir źródło автор адрес город дата джерело",
+    "имя источник канал клиент клієнт користувач країна магазин мова місто оператор пользователь",
+    "страна язык ім'я البلد التاريخ العميل العنوان_البريدي الكاتب اللغة المؤلف المدينة المستخدم",
+    "المصدر تاريخ उपयोगकर्ता ग्राहक तारीख दिनांक देश नाम पता भाषा लेखक शहर स्रोत ユーザー",
+    "ユーザー名 住所 作者 受付日 国 国家 地址 城市 处理人 客户 年代 年齢 店舗 店铺 性別 投稿日",
+    "投稿者 担当 担当者 日付 日時 日期 时间 昵称 来源 氏名 渠道 用户 用户名 著者 言語 语言 负责人",
+    "都市 顧客 顧客名 고객 고객명 국가 나이 날짜 담당자 도시 사용자 성별 언어 일시 작성일 작성자",
+    "주소 지점 출처",
 )
 """Last words of names, or whole ones, of what is known about a sample: people, places, times."""
 THINGS = _words(
-    "airline app artikel assureur book brand course doctor film game hotel item marca marka marke",
-    "marque merk model movie prodotto product producto produit produk produkt produto restaurant",
-    "ürün бренд товар الفندق المنتج उत्पाद 产品 品牌 商品 商品名 施設名 製品 酒店 브랜드 상품",
-    "상품명 제품",
+    "airline app artikel artist assureur book brand course doctor film game hotel imię isim item",
+    "marca marka marke marque merk model movie naam nama name namn nom nombre nome prodotto",
+    "product producto produit produk produkt produto restaurant song tên ürün бренд имя товар",
+    "الاسم الفندق المنتج उत्पाद नाम 产品 名前 名称 品牌 商品 商品名 姓名 施設名 氏名 製品 酒店",
+    "브랜드 상품 상품명 이름 제품",
 )
 """The same for what a sample is about: that may be a part of it if it is described."""
 DESCRIBING = _words(
@@ -221,10 +226,17 @@ OTHER_TEXTS = _words(
     "selftext full story command bio lyrics plot joke",
 )
 OTHER_LABELS = _words(
+    "classname",
     "stance flag diagnosis stage variety team y result quality relevance fraudulent segment",
     "ground truth satisfied verdict decision l1 term choice cyberbullying assignment nps activity",
     "subtask a richtig disposition occupation period action",
 )
 """Names of labels, among other columns of few values."""
-ALL = TEXTS | LABELS | QUESTIONS | ANSWERS | TITLES | BODIES | METADATA | THINGS | STATES
+DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
+"""First words of names of dates: `date_avis`."""
+ALL = frozenset(
+    word
+    for word in TEXTS | LABELS | QUESTIONS | ANSWERS | TITLES | BODIES | METADATA | THINGS | STATES
+    if len(word) > 2 or not word.isascii()
+)
 """Words that only the names of columns are likely to be, if several are in a row."""

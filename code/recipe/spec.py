@@ -344,6 +344,7 @@ PREFERENCES = (
     "model), or task=reward for a model that scores answers."
 )
 
+LABEL_IS_ABOUT = "what the label is about"
 CONTEXT, LEARNED_PARTS = "what the model would see with the text", "which part of it is learned"
 TEXTS_OF_SAMPLES = frozenset({
     *("text", "sentence", "content", "tweet", "comment", "body", "message", "document", "article"),
@@ -357,7 +358,7 @@ HEADS_OF_TEXTS = frozenset({"title", "subject", "caption", "abstract"})
 PARTS_OF_SAMPLES: Mapping[str, str] = {
     name: why
     for why, names in {
-        "what the label is about": (
+        LABEL_IS_ABOUT: (
             *("word", "target_word", "span", "span_text", "span1_text", "span2_text", "span_index"),
             *("term", "aspect", "e1", "e2", "entity", "entity1", "entity2", "head", "tail", "h"),
             *("t", "subj", "obj", "mention", "start", "end", "distance"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ from recipe.task_table import names_target
 _PAIRED = "text_pair_column"
 _SHARED = ("text_column", _PAIRED, "label_column")
 """Hyperparameters that name columns of several tasks."""
+_CONTEXT_OF_PAIRS = ("system", "systemprompt", "systemmessage", "history")
+"""Normalized names of columns beside preference pairs that no task reads."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 KTO = (
     "If the label marks good and bad completions, give task=kto, or keep only the good rows, "
@@ -271,10 +274,14 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
         for known in sorted({*map(normalize_name, names)} & {*columns} - ignored)[:1]
     ]
     if len(pair) == 2 and not settings.named_columns:
+        context = [columns[name] for name in _CONTEXT_OF_PAIRS if name in columns]
+        unread = [name for name in context if _has_values(part, name)]
+        rest = f" ignore_columns={','.join(unread)}" if unread else ""
+        advice = re.sub(r"task=\w+", rf"\g<0>{rest}", PREFERENCES)
         raise DataError(
             f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which "
             "several tasks read.",
-            f"{PREFERENCES} To learn from other columns, name these in hyperparameters.",
+            f"{advice} To learn from other columns, name these in hyperparameters.",
         )
 
 
@@ -383,7 +390,9 @@ def _likelier(
     """Return the columns that are left for a role without those that have another one by their
     names: `note` is a label beside `commentaire`, and `email` an address beside `description`."""
     others = {some[0] for other, some in columns.items() if len(some) == 1 and other != role}
-    names = [name for name in names if not (are_similar and name in others)] or names
+    if are_similar:
+        names = [name for name in names if name not in others] or names
+        names = [name for name in names if words_of(name)[0] not in column_words.DATES] or names
     described = column_words.METADATA | column_words.STATES
     return [name for name in names if not column_words.ends_in(name, described)] or names
 

@@ -52,9 +52,8 @@ _SCORE = Column(
     is_target=True,
 )
 _TEXT = Column(role="text", names=("text",), setting="text_pair_column")
-_POSITIVES = (
-    *itertools.product(("query", "question", "anchor"), ("pos", "answer", "passage", "document")),
-    ("title", "abstract"),
+_POSITIVES = tuple(
+    itertools.product(("query", "question", "anchor"), ("pos", "answer", "passage", "document"))
 )
 _PAIRS = (
     *PAIRS,

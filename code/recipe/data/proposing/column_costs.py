@@ -30,6 +30,8 @@ from recipe.settings import DataSettings, split_values
 from recipe.spec import (
     DESCRIPTIONS,
     IDENTIFIERS,
+    LABEL_IS_ABOUT,
+    PARTS_OF_SAMPLES,
     CellKind,
     Column,
     Form,
@@ -63,9 +65,10 @@ _LOOKS: Mapping[str, Mapping[str, int]] = {
     "records": {"records": 0},
 }
 """What a look costs in a role; a column of another look cannot have it."""
-_SECOND, _STATE = 15, 2
-"""What it costs that other names are listed for a role, or that a name says how far the work on a
-sample is."""
+_SECOND, _STATE, _DESCRIBED, _OF_THING, _CLASS_AS_SCORE = 15, 2, 3, 2, 3
+"""What it costs that other names are listed for a role; that a label's name says how far the work
+on a sample is, who or where it is from, or which product it is about; that a class is a score."""
+_SORTS = {"category", "type", "group", "class"}
 _STATES = {"status", "state", "department"}
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
 _KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF = 2, 4, 10, 4
@@ -76,7 +79,7 @@ _UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
 """What it costs that two texts are no pair by their names, or in another order than in the file,
 that a form needs the task, and that there is one role more."""
 _MOST_CANDIDATES = 6
-_LONG, _LONG_CELL, _FEW = 4, 25, 10
+_LONG, _LONG_CELL, _FEW = 4, 25, 11
 """Words, and characters, above which a cell is a text rather than some words; values of grades."""
 _QUERIES = {"query", "question", "search"}
 _CONTEXTS = column_words.plain_word(
@@ -84,6 +87,7 @@ _CONTEXTS = column_words.plain_word(
 ).split()
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
+_ABOUT = {name for name, why in PARTS_OF_SAMPLES.items() if why == LABEL_IS_ABOUT}
 _BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
 Roles = Mapping[str, Sequence[str]]
 
@@ -114,6 +118,7 @@ def rank_roles(
         if is_lone and any(
             names_target(name) or look == "text" or (look == "records" and _is_known(name))
             for name, look in rest.items()
+            if column_words.plain_word(name) not in column_words.TITLES
         ):
             continue  # another text, or a label, belongs to it
         cost = sum(cost for cost, _ in combination) / len(combination)
@@ -148,10 +153,16 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     used = list(itertools.chain(*roles.values()))
     rest = [name for name in looks if name not in used and not is_identifier(name)]
     unread = [name for name in rest if not _describes(name, looks[name])]
+    if form.columns[0].role == "text" and len(form.columns) == 1:
+        unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
     cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
     cost += _KNOWN_UNREAD * sum(map(_is_known, unread)) + _NEEDS_TASK * form.needs_task
     labels = {"flag", "category", "grade"}
     may_be_label = any(map(names_target, unread)) or labels & {looks[name] for name in unread}
+    may_be_label = may_be_label or any(
+        column_words.ends_in(name, column_words.LABELS) and looks[name] == "number"
+        for name in unread
+    )
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     looks_unread = {looks[name] for name in unread} | ({looks[n] for n in rest} & {"category"})
     if len(roles) == 1 and (may_be_label or looks_unread - {"nothing", "words"}):
@@ -167,10 +178,14 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         cost += _HALF
     cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
     if form.is_pair or "text_pair" in roles:
-        is_listed = all(_name_cost(form[role], roles[role][0]) == LISTED for role in form.roles[:2]
-                        if role in roles)  # fmt: skip
+        is_post = "score" in roles and words_of(texts[0])[-1] in column_words.TITLES
+        first_two = [role for role in form.roles[:2] if role in roles]
+        is_listed = not is_post and all(
+            _name_cost(form[role], roles[role][0]) == LISTED for role in first_two
+        )
         heads = [words_of(name)[-1] in column_words.HEADINGS for name in texts]
-        is_pair = is_listed or (heads[0] and "text_pair" in roles and not is_asked)
+        is_about = "text_pair" in roles and {*words_of(texts[-1])} <= _ABOUT
+        is_pair = is_listed or is_about or (heads[0] and "text_pair" in roles and not is_asked)
         cost += -_UNPAIRED if is_pair else _UNPAIRED
     return cost
 
@@ -229,19 +244,24 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         if is_named:
             return by_name if look != "nothing" else None
         may_be_label = is_label and look == "category" and not is_split and not is_identifier(name)
-        return by_name if may_be_label else None
+        return by_name + _DESCRIBED if may_be_label else None
     if column.role == "answers" and "starts" not in form.roles:
         return by_name if look in _LOOKS["lists"] else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
     if kind == "score" and by_name == LISTED:
         return LISTED
+    if kind == "score" and by_name == OF_TASK and look in ("flag", "grade"):
+        return by_name + _CLASS_AS_SCORE + _LOOKS["score"][look]
     fit = _LOOKS[kind].get(look)
     if fit is None:
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
     if look == "list" and not is_named:
         return None
     if kind == "label":
-        return by_name + fit + _STATE * (not _STATES.isdisjoint(name.lower().split()))
+        *qualifiers, noun = words_of(name)
+        is_of_thing = noun in _SORTS and not column_words.THINGS.isdisjoint(qualifiers)
+        is_state = not _STATES.isdisjoint(name.lower().split())
+        return by_name + fit + _STATE * is_state + _OF_THING * is_of_thing
     return _text_cost(column, name, look, by_name, fit) if kind == "text" else by_name + fit
 
 
@@ -252,6 +272,12 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
     is_found = column.setting == "text_pair_column" and column.role != "text_pair"
     if column.is_target:
         return None if look == "category" else by_name + fit
+    words = {*words_of(name)}
+    is_answer = column.role in _ASKING and words & column_words.ANSWERING - column_words.ASKING
+    if (is_answer and not words & column_words.ASKING) or (
+        look == "category" and by_name == UNKNOWN
+    ):
+        return None
     is_target = names_target(name) and by_name > RELATED
     if is_target or (column.role == "input" and not {*_CONTEXTS} & {*words_of(name)}):
         return None

@@ -335,6 +335,14 @@ def _line(
     return dict(sorted(line.items(), key=lambda item: not item[0].startswith(("text", "prompt"))))
 
 
+def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
+    """Raise DataError if answers are neither letters, numbers nor one of the texts beside them."""
+    endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
+    choices = {str(text.as_py()) for column in endings for text in column}
+    if any(len(str(cell)) > 1 and str(cell) not in choices for cell in cells):
+        raise DataError(f"Column {selection['answer']!r} names none of the choices.")
+
+
 def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None:
     """Raise DataError if columns cannot have their roles by what their first cells hold."""
     values.check_inputs(part, selection)
@@ -358,6 +366,11 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                     raise DataError(f"Column {name!r} has nearly as many values as rows.")
                 if len(cells) > 1 and len(part.distinct(name, 1) or ()) == 1:
                     raise DataError(f"Column {name!r} has the same value in all rows.")
+            elif column.role == "answer" and "endings" in selection:
+                _check_answer(part, selection, cells)
+            elif column.role == "text" and isinstance(cells[0], list):
+                if any(isinstance(item, dict) and "text" not in item for item in cells[0]):
+                    raise DataError(f"Column {name!r} holds no texts.")
             elif column.role == "messages":
                 conversations.read_conversation(part, 0, part.table[name][0].as_py(), name)
             elif column.role == "tags" and isinstance(cells[0], list):
@@ -375,7 +388,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 words = list(itertools.chain(*cells))
                 if not all(isinstance(word, str) and " " not in word for word in words):
                     raise DataError(f"Column {name!r} does not hold lists of words.")
-            elif column.role == "score" and not (
-                is_list(part.table.schema.field(name).type) or are_numbers(cells)
+            elif column.role == "score" and not are_numbers(
+                [*itertools.chain(*(cell if isinstance(cell, list) else [cell] for cell in cells))]
             ):
                 raise DataError(f"Column {name!r} does not hold numbers.")

@@ -79,9 +79,9 @@ ALPACA = Form((
     Column(role="input", names=("input", "context"), kind=CellKind.TEXT),  # Dolly's context
     replace(_COMPLETION, names=("output", "response"), setting=""),
     _SYSTEM,
-), extras=(*_TOPICS, "text"))  # fmt: skip
+), extras=(*_TOPICS, "text", "prompt"))  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns.
-`text` is what the template makes of them."""
+`text` or `prompt` is what a template makes of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
