@@ -314,7 +314,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("rewards of steps", "decoder", lambda n: {'prompt': s(), 'completions': [s(), s()], 'labels': [True, n % 2 == 0]},
           "? task=text-classification text_column=prompt > ?"),
     shape("a prompt that holds the answer", "decoder", lambda n: {'instruction': f'do {n}', 'input': '', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
-          "? task=causal-lm ignore_columns=prompt > causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo 0\n\n### Response:"),
+          "causal-lm prompt=Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n### Instruction:\ndo 0\n\n### Response:"),
     shape("a prompt that holds the answer, named", "decoder", lambda n: {'instruction': f'do {n}', 'output': f'it is done {n}', 'prompt': f'### Instruction: do {n} ### Response: it is done {n}'},
           "? task=causal-lm text_column=prompt > ?", argv="prompt_column=prompt completion_column=output"),
     shape("a prompt that holds the answer, alone", "decoder", lambda n: {'prompt': f'### Instruction: do {n} ### Response: it is done {n}', 'completion': f'it is done {n}'},
