@@ -225,7 +225,7 @@ TEXT = Column(
     names=TEXT_NAMES,
     kind=CellKind.TEXT,
     setting="text_column",
-    weak_names=("title", "headline", "description"),
+    weak_names=("title", "headline", "description", "email"),  # `email` may be an address
     words=column_words.TEXTS,
 )
 HEADING = Column(

@@ -86,6 +86,12 @@ def is_flag(part: Part, name: str) -> bool:
     return {str(value).lower() for value in values} <= {*_FLAGS}
 
 
+def is_search(part: Part, name: str) -> bool:
+    """Return whether a column holds the same query in all rows, by which these were found."""
+    is_query = normalize_name(name) == "query" and part.table.num_rows > 1
+    return is_query and len(part.distinct(name, 1) or ()) == 1
+
+
 def is_category(part: Part, name: str) -> bool:
     """Return whether a column of strings has few values for its rows."""
     cells = sample_cells(part, name) if is_string(part.table.schema.field(name).type) else []

@@ -25,6 +25,7 @@ from recipe.data.column_settings import (
     is_flag,
     is_identifier,
     is_in_sample,
+    is_search,
     may_be_text,
     named_settings,
     show_examples,
@@ -202,6 +203,7 @@ def select_columns(
         try:
             _check_unread(part, spec, match, selection, settings)
             _check_weak_names(part, match, selection, settings)
+            _check_queries(part, match, selection, is_detection)
         except ColumnsError as refusal:  # another form may read what this one leaves out
             if complete[0].ambiguous:
                 break
@@ -539,6 +541,15 @@ def _check_weak_names(
             others = [other for other in others if not column_words.ends_in(other, described)]
         if others:
             raise _several(part, {column.role: [name, *others]})
+
+
+def _check_queries(
+    part: Part, match: _Match, selection: ColumnSelection, is_detection: bool
+) -> None:
+    """Raise ColumnsError if a task is detected by a query by which the rows may have been found."""
+    name = selection.get(match.form.columns[0].role) or ""
+    if is_detection and match.form.is_pair and is_search(part, name):
+        raise _several(part, {"text": selection.names[:2]})
 
 
 def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:

@@ -158,9 +158,9 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
     cost += _KNOWN_UNREAD * sum(map(_is_known, unread)) + _NEEDS_TASK * form.needs_task
     labels = {"flag", "category", "grade"}
-    may_be_label = any(map(names_target, unread)) or labels & {looks[name] for name in unread}
-    may_be_label = may_be_label or any(
-        column_words.ends_in(name, column_words.LABELS) and looks[name] == "number"
+    may_be_label = any(map(names_target, unread)) or any(
+        looks[name] in labels
+        or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)

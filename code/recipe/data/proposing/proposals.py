@@ -18,6 +18,7 @@ from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
     is_identifier,
+    is_search,
     quote_value,
     sample_cells,
 )
@@ -80,7 +81,8 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
     """
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
-    looks = {name: look_of(part, name) for name in names if not _is_markup(name, names)}
+    names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
+    looks = {name: look_of(part, name) for name in names}
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
