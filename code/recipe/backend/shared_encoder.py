@@ -33,7 +33,7 @@ from recipe.compat import dtype_argument
 from recipe.compat.new_weights import unread_weights
 from recipe.errors import ModelError, join_names
 from recipe.models import sentence_encoders
-from recipe.models.lora_files import LoraFiles, LowRank
+from recipe.models.sources.lora_files import LoraFiles, LowRank
 from recipe.models.sources.origin import Origin
 from recipe.storage import checksums
 
