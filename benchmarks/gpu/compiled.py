@@ -19,7 +19,8 @@ import graph
 import speed
 from stage import Failed, Stage, Values, run
 
-from recipe.models import compiled_layers, cpu_kernels, flat_attention
+from recipe.models import cpu_kernels, flat_attention
+from recipe.runtime import compiled_layers
 from recipe.training import engine
 
 TRAIN = "--train"

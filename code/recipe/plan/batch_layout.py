@@ -21,9 +21,9 @@ from transformers.trainer_utils import SaveStrategy
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
-from recipe.models import compiled_layers, cpu_kernels, flat_attention
+from recipe.models import cpu_kernels, flat_attention
 from recipe.plan.table import Table
-from recipe.runtime import step_graphs, xla
+from recipe.runtime import compiled_layers, step_graphs, xla
 from recipe.runtime.device import gather_objects
 from recipe.storage import checkpoints
 from recipe.tasks.base import Objective

@@ -31,10 +31,10 @@ from recipe.batching.batches import Batch, Layout, Samples
 from recipe.console import Progress
 from recipe.errors import DivergedError, HyperparameterError, join_names
 from recipe.models.bf16_weights import Bf16Weights
-from recipe.models.compiled_layers import CompiledLayers
 from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
+from recipe.runtime.compiled_layers import CompiledLayers
 from recipe.runtime.step_graphs import CudaRecorder, Recorder, StepGraphs
 from recipe.tasks.base import LibraryTraining, Objective
 from recipe.training import job_identity

@@ -14,13 +14,12 @@ from transformers import EarlyStoppingCallback
 from recipe.compat import parts, quieten
 from recipe.console import Progress, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import compiled_layers
 from recipe.paths import Folders
 from recipe.plan import resolution
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports import model_card, tracking
-from recipe.runtime import device, distribution, memory, xla
+from recipe.runtime import compiled_layers, device, distribution, memory, xla
 from recipe.runtime.stopwatch import Stopwatch
 from recipe.tasks.base import WARNING, Finding
 from recipe.training import engine, forecast, job_identity, preparation, results

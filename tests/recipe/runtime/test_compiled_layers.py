@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from recipe.models import compiled_layers
 from recipe.models.bf16_weights import Bf16Weights
-from recipe.models.compiled_layers import CompiledLayers
+from recipe.runtime import compiled_layers
+from recipe.runtime.compiled_layers import CompiledLayers
 from tests.support.jobs import QUICK, Job, write
 from tests.support.packed_batches import DECODERS, KINDS, gradients_of, make, prepared
 from tests.support.words import reviews
