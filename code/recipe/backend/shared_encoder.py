@@ -246,7 +246,9 @@ class SharedEncoder:
             call.sort(key=owners.__getitem__)
             groups = itertools.groupby(call, key=owners.__getitem__)
             shares = [
-                parts[owner]._replace(rows=[rows[index] for index in members])
+                EncoderShare(
+                    parts[owner].loaded, [rows[index] for index in members], parts[owner].reading
+                )
                 for owner, members in groups
             ]
             values = self._call(layout, shares)
