@@ -62,7 +62,7 @@ PARAMETERS: Mapping[str, Rule] = {
     "temperature": number(0),
     "top_k": whole(0),
     "min_p": number(0, 1),
-    "max_tokens": whole(0),  # 0: the prompt's log-probabilities alone
+    "max_tokens": whole(0),
     "min_tokens": whole(0),
     "n": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
@@ -90,8 +90,10 @@ def settings_of(parameters: Mapping[str, Any], usual_tokens: int) -> GenerationS
         raise BadRequest(
             f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
         )
-    if wrong := find_faults(parameters, PARAMETERS):
-        name = next(n for n, value in parameters.items() if not PARAMETERS[n].is_right(value))
+    # Only the log-probabilities of an echoed prompt need no further token.
+    rules = PARAMETERS if parameters.get("echo") else {**PARAMETERS, "max_tokens": whole(1)}
+    if wrong := find_faults(parameters, rules):
+        name = next(n for n, value in parameters.items() if not rules[n].is_right(value))
         raise BadRequest(". ".join(wrong) + ".", name)
     samples = parameters.get("temperature", 1) >= GREEDY_BELOW
     names = {**(dict.fromkeys(SAMPLING[1:]) if samples else {}), **_NAMES}
@@ -126,8 +128,6 @@ def refuse_contradictions(settings: GenerationSettings) -> None:
         )
     if len(settings.stop) > MOST_STOPS:
         wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")
-    if settings.max_new_tokens == 0 and not settings.echo:
-        wrong.append("max_tokens is 0: give a whole number from 1, or echo the prompt")
     least = dict(settings.chosen).get("min_new_tokens", 0)
     if settings.max_new_tokens is not None and least > settings.max_new_tokens:
         wrong.append(f"min_tokens is {least}, max_tokens {settings.max_new_tokens}")

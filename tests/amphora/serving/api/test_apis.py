@@ -365,6 +365,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
     ("writer", "/generate", {"inputs": [TEXT]}, "Send", "inputs"),
     ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "Only vLLM supports grammar", "grammar"),
     ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", "watermark"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"max_new_tokens": 0}}, "max_new_tokens is 0: give a whole number from 1", "max_new_tokens"),
     ("writer", "/v1/completions", {"prompt": "a", "logit_bias": {"9": 1}}, "logit_bias", "logit_bias"),
     ("writer", "/v1/completions", {"prompt": "a", "n": 2, "stream": True}, "Only one text", None),
     ("writer", "/v1/completions", {"prompt": ["a", "b"], "stream": True}, "Only one text", None),
