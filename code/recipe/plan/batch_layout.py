@@ -207,10 +207,8 @@ def decide(
     )
     training, cut = cut_by_length(loaded, training, cut)
     if loaded.packing is not False and objective.packs(model):
-        dtype = torch.float16 if args.fp16 else model.dtype
-        why_not = flat_attention.why_not(
-            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
-        )
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
+        why_not = flat_attention.why_not(model.config, args.device, dtype)
         if why_not is None:
             flat_attention.use(model)
         elif args.device.type == "cuda":
@@ -224,14 +222,13 @@ def decide(
         count = min(rows, args.eval_batch_size)
         batch_size = f"{count} sample{'s' * (count != 1)}"
         table.add("evaluation", f"{batch_size} {eval_layout.describe()}{few}")
+    is_flat = train_layout.balanced and flat_attention.is_used(model.config)
     if args.device.type == "cpu" and not args.torch_compile:
-        is_flat = flat_attention.is_used(model.config)
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
         rows = args.bf16 and not train_layout.balanced
         cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
     has_graphs = loaded.cuda_graphs and args.do_train
     if has_graphs:
-        is_flat = train_layout.balanced and flat_attention.is_used(model.config)
         why_not = step_graphs.why_not(model, args, is_flat)
         has_graphs = why_not is None
         detail = "forward and backward by a CUDA graph of each shape" if has_graphs else "none"
