@@ -5,12 +5,9 @@ import base64
 import io
 import json
 import pickle
-import sys
 import wave
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,6 +26,7 @@ from tests.support.images import PICTURE, TEXT, made, save_llava
 from tests.support.pipeline_models import SPOKEN, WAV, sound
 from tests.support.servers import Running
 from tests.support.serving_kit import Handlers, assert_close
+from tests.support.toolkit import import_toolkit
 
 PNG = base64.b64decode(TEXT)
 SPEECH = base64.b64encode(WAV).decode()
@@ -46,15 +44,8 @@ needs_audio = pytest.mark.skipif("not __import__('importlib').util.find_spec('so
 @pytest.fixture
 def encode(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
     """The toolkit's encoder of answers."""
-    service = SimpleNamespace(PredictionException=type("PredictionException", (Exception,), {}))
-    monkeypatch.setitem(sys.modules, "mms", SimpleNamespace(service=service))
-    monkeypatch.setitem(sys.modules, "mms.service", service)
-    # Before it, without its server, comes the image's stand-in.
-    paths = [folder for folder in sys.path if not folder.endswith("stand_ins")]
-    monkeypatch.setattr(sys, "path", paths)
-    name = "sagemaker_huggingface_inference_toolkit.decoder_encoder"
-    monkeypatch.setattr("transformers.file_utils.is_tf_available", lambda: False, raising=False)
-    return import_module(name).encode_json  # type: ignore[no-any-return]
+    encode_json: Callable[[Any], str] = import_toolkit(monkeypatch, "decoder_encoder").encode_json
+    return encode_json
 
 
 def seeded(pipeline: Any, *inputs: Any, **parameters: Any) -> Any:

@@ -80,6 +80,7 @@ def test_why_layers_are_not_compiled(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.heavy
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_compiled_trains_to_the_same_losses_and_resumes_from_its_cache(

@@ -7,14 +7,12 @@ and encoders, over which it lies, are users' own imports.
 
 import base64
 import csv
-import importlib
 import io
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -26,6 +24,7 @@ from amphora.serving.protocol.media_types import Fault
 from tests.support.images import TEXT as IMAGE
 from tests.support.paths import CODE
 from tests.support.serving_kit import assert_close, npy, save
+from tests.support.toolkit import import_toolkit
 from tests.support.worker_front import ask as ask_runner
 from tests.support.worker_front import load_runner, write_code
 
@@ -267,18 +266,10 @@ def test_a_file_answers_as_in_hugging_faces_image(
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     if saved:
         save("BertForSequenceClassification", model, num_labels=3)
-    # The toolkit imports its model server for one exception, and a name that transformers 5 has dropped.
-    import transformers.file_utils
-
-    service = SimpleNamespace(PredictionException=type("PredictionException", (Exception,), {}))
-    monkeypatch.setitem(sys.modules, "mms", SimpleNamespace(service=service))
-    monkeypatch.setitem(sys.modules, "mms.service", service)
-    monkeypatch.setattr(transformers.file_utils, "is_tf_available", lambda: False, raising=False)
     # It writes HF_TASK: what was set here before is set again after the test.
     monkeypatch.setenv("HF_TASK", "")
     monkeypatch.delenv("HF_TASK")
-    module = importlib.import_module("sagemaker_huggingface_inference_toolkit.handler_service")
-    toolkit = module.HuggingFaceHandlerService()
+    toolkit = import_toolkit(monkeypatch, "handler_service").HuggingFaceHandlerService()
     properties = {"model_dir": str(model), "gpu_id": None, "batch_size": 1}
 
     def image_answer(question: Question) -> Any:
