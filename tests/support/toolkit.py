@@ -10,7 +10,7 @@ import transformers.file_utils
 NAME = "sagemaker_huggingface_inference_toolkit"
 
 
-def import_toolkit(monkeypatch: pytest.MonkeyPatch, module: str) -> ModuleType:
+def import_toolkit(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     """Return one of its modules until the test ends, not the image's stand-in, which a test before
     may have imported."""
     # It imports its server for one exception, and a name that transformers 5 has dropped.
@@ -18,12 +18,12 @@ def import_toolkit(monkeypatch: pytest.MonkeyPatch, module: str) -> ModuleType:
     monkeypatch.setitem(sys.modules, "mms", SimpleNamespace(service=service))
     monkeypatch.setitem(sys.modules, "mms.service", service)
     monkeypatch.setattr(transformers.file_utils, "is_tf_available", lambda: False, raising=False)
-    for name in [name for name in sys.modules if name.startswith(NAME)]:
-        monkeypatch.delitem(sys.modules, name)
+    for loaded in [loaded for loaded in sys.modules if loaded.startswith(NAME)]:
+        monkeypatch.delitem(sys.modules, loaded)
     paths = [folder for folder in sys.path if not folder.endswith("stand_ins")]
     monkeypatch.setattr(sys, "path", paths)
-    found = importlib.import_module(f"{NAME}.{module}")
-    for name in [name for name in sys.modules if name.startswith(NAME)]:
-        real = sys.modules.pop(name)
-        monkeypatch.setitem(sys.modules, name, real)  # removed after the test
-    return found
+    module = importlib.import_module(f"{NAME}.{name}")
+    for loaded in [loaded for loaded in sys.modules if loaded.startswith(NAME)]:
+        real = sys.modules.pop(loaded)
+        monkeypatch.setitem(sys.modules, loaded, real)  # removed after the test
+    return module

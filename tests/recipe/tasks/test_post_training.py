@@ -283,8 +283,8 @@ def test_answers_may_be_json_and_rewards_of_numpy(tmp_path: Path) -> None:
 
     from recipe.arguments import parse
     from recipe.task_table import TASKS
+    from recipe.tasks.completion_judges import CheckedJudge
     from recipe.tasks.post_training import data
-    from recipe.tasks.post_training.rewards import CheckedReward
 
     def read(*rows: Any) -> Any:
         settings = parse(["--task", "dpo", "--eval_strategy", "no"])
@@ -294,7 +294,7 @@ def test_answers_may_be_json_and_rewards_of_numpy(tmp_path: Path) -> None:
     assert read(answers, PAIRS[0])[0]["rejected"] == '[{"a": 1}]'
     chats = {name: json.dumps(cell) for name, cell in CHATS[0].items()}
     assert read(PAIRS[0], chats)[0]["prompt"] == make_messages(user=PAIRS[0]["prompt"])
-    reward = CheckedReward("half", lambda **_: [np.float32(0.5)], repr)
+    reward = CheckedJudge("half", lambda **_: [np.float32(0.5)], repr)
     assert reward(["p"], ["c"]) == [0.5]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe.tasks import text_scores
 from recipe.tasks.causal_lm.exchanges import PromptAnswer
-from recipe.tasks.post_training import rewards
+from recipe.tasks.completion_judges import exact_answer, text_of
 
 TOOL_CALLS = "tool_calls"
 Score = Callable[..., Sequence[float | None]]
@@ -20,12 +20,12 @@ Score = Callable[..., Sequence[float | None]]
 def exact_match(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
     """Return 1 for each completion that is the answer, but for white space around it, else 0."""
     pairs = zip(completions, answer, strict=True)
-    return [float(rewards.text_of(text).strip() == true.strip()) for text, true in pairs]
+    return [float(text_of(text).strip() == true.strip()) for text, true in pairs]
 
 
 def valid_json(completions: Sequence[Any], **_: Any) -> list[float]:
     """Return 1 for each completion that is a JSON value, else 0."""
-    return [float(_is_json(rewards.text_of(text))) for text in completions]
+    return [float(_is_json(text_of(text))) for text in completions]
 
 
 def _is_json(text: str) -> bool:
@@ -37,7 +37,7 @@ def _is_json(text: str) -> bool:
 
 
 BY_ANSWER: Mapping[str, Score] = {
-    "exact_match": exact_match, "exact_answer": rewards.exact_answer, "valid_json": valid_json,
+    "exact_match": exact_match, "exact_answer": exact_answer, "valid_json": valid_json,
 }  # fmt: skip
 """Shares of right answers, which are reported in per cent."""
 NAMES = (*BY_ANSWER, *text_scores.ROUGE, TOOL_CALLS)

@@ -19,6 +19,7 @@ from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.section import Section
 from recipe.runtime.device import gather_objects
 from recipe.settings import ModelSettings, split_values
+from recipe.tasks import completion_judges
 from recipe.tasks.base import whole_model
 from recipe.tasks.causal_lm import answer_scores
 from recipe.tasks.causal_lm.exchanges import (
@@ -27,7 +28,6 @@ from recipe.tasks.causal_lm.exchanges import (
     read_exchanges,
     written_turn,
 )
-from recipe.tasks.post_training import rewards
 
 _USUAL_TOKENS, _SHOWN, _TRIED = 256, 8, 2
 
@@ -118,9 +118,9 @@ class Answering:
             )
         names = split_values(scores)
         plain = {name: answer_scores.BY_ANSWER.get(name) for name in answer_scores.NAMES}
-        functions = rewards.find("generated_scores", names, plain, code)  # type: ignore[arg-type]
+        functions = completion_judges.find_judges("generated_scores", names, plain, code)  # type: ignore[arg-type]
         mine = {
-            name: rewards.CheckedReward(name, function, self._where, "score")
+            name: completion_judges.CheckedJudge(name, function, self._where, "score")
             for name, function in functions.items()
             if name not in plain
         }

@@ -47,6 +47,7 @@ from recipe.tasks.base import (
     Tokenizer,
     named_splits,
 )
+from recipe.tasks.completion_judges import FILE, CheckedJudge, find_judges
 from recipe.tasks.post_training import data, rewards
 from recipe.tasks.post_training.data import ANSWER, CHOSEN, REJECTED
 
@@ -231,14 +232,14 @@ class PostTraining(Task):
             * self.kind.generates
         )
 
-    def _find_rewards(self) -> list[rewards.CheckedReward]:
+    def _find_rewards(self) -> list[CheckedJudge]:
         """Return the reward functions, tried on the first rows."""
         names = split_values(self.options.reward_funcs)
         if not names:
             raise HyperparameterError(
                 "task=grpo needs rewards, and reward_funcs is not given.",
                 "Give reward_funcs=exact_answer, which compares with the column answer, format, "
-                f"length, or the name of a function in {rewards.FILE} (docs/TRAINING.md).",
+                f"length, or the name of a function in {FILE} (docs/TRAINING.md).",
             )
         if "exact_answer" in names and ANSWER not in self.train.column_names:
             raise HyperparameterError(
@@ -254,8 +255,8 @@ class PostTraining(Task):
                     "reward_funcs=exact_answer compares with it: give it, or remove the rows.",
                 )
         usual = rewards.usual_rewards(self.model_settings.max_completion_length or _GENERATED)
-        functions = rewards.find("reward_funcs", names, usual, self._channels.get("code"))
-        made = [rewards.CheckedReward(name, functions[name], self._where) for name in names]
+        functions = find_judges("reward_funcs", names, usual, self._channels.get("code"))
+        made = [CheckedJudge(name, functions[name], self._where) for name in names]
         if self.data_settings.trains:
             rewards.try_out(made, self.train.select(range(min(2, len(self.train)))).to_list())
         return made
