@@ -33,8 +33,9 @@ _MOST = 64
 def why_not(model: nn.Module, args: TrainingArguments, is_packed: bool) -> str | None:
     """Return why a training cannot compile layer by layer; None if it can. `is_packed` says whether
     batches have few shapes."""
-    if args.device.type not in _DEVICES:
-        return f"it is not tested on {args.device.type}"
+    where = "neuron" if args.torch_compile_backend == "neuron" else args.device.type
+    if where not in _DEVICES:
+        return f"it is not tested on {where}"
     if args.fsdp:
         return "weights are sharded"
     if any(adapter.use_dora for adapter in getattr(model, "peft_config", {}).values()):

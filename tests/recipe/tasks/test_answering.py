@@ -228,4 +228,4 @@ def test_two_processes_answer_together(tmp_path: Path) -> None:
         *("--task", "causal-lm", "--do_train", "False", "--do_eval", "True"), *argv[8:12]))  # fmt: skip
     again = alone.run_here()
     for name in ("eval_exact_match", "eval_rougeL", "eval_loss"):
-        assert again[name] == pytest.approx(scores[name], abs=1e-4)
+        assert again[name] == pytest.approx(scores[name], abs=1e-3)
