@@ -112,7 +112,7 @@ def test_a_prompt_is_scored_alone_or_its_text_is(served: Any) -> None:
         ({"logprobs": 21}, ["logprobs is 21", "0 to 20"]),
         ({"logprobs": True}, ["logprobs is true"]),
         ({"echo": 1}, ["echo is 1"]),
-        ({"max_tokens": 0}, ["max_tokens is 0", "echo"]),
+        ({"max_tokens": 0}, ["max_tokens is 0: give a whole number from 1"]),
         ({"logprobs": 1, "stream": True}, ["logprobs is 1: only vLLM streams with it"]),
         ({"echo": True, "stream": True}, ["echo is true: only vLLM streams with it"]),
     ],

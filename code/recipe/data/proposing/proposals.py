@@ -338,7 +338,7 @@ def _line(
 
 
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
-    """Raise DataError if answers are neither letters, numbers nor one of the texts beside them."""
+    """Raise DataError if answers are neither letters, numbers nor one of the texts of their row."""
     endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
     choices = {str(text.as_py()) for column in endings for text in column}
     if any(len(str(cell)) > 1 and str(cell) not in choices for cell in cells):
