@@ -90,9 +90,8 @@ class TrainedAnswers:
         if isinstance(reading, Pooling) and task.loaded_model is not None:
             rows = [TokenRow(inputs["input_ids"][0].tolist()) for inputs in self.inputs]
             vectors = [row[None] for row in task.loaded_model.forward(rows, reading)]
-            if getattr(
-                task, "normalizes", False
-            ):  # after the reading, if a request does not differ
+            # Apart from the module, since a request may turn it off.
+            if getattr(task, "normalizes", False):
                 vectors = [functional.normalize(vector, dim=-1) for vector in vectors]
             return vectors
         return [_output(checking.model_of(task), inputs) for inputs in self.inputs]
