@@ -185,6 +185,10 @@ class Origin:
         options = {**dtype_argument(dtype), "output_loading_info": True, **options}
         with self.explained(architecture=architecture.__name__):
             model, report = architecture.from_pretrained(self.location, **options, **self.options)
+        if model.config.model_type == "deberta-v2":
+            from recipe.models.sources.near_positions import attend_near_positions
+
+            attend_near_positions(model)
         return model, report
 
     @contextlib.contextmanager
