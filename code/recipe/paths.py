@@ -53,8 +53,8 @@ def from_environment(environ: Mapping[str, str]) -> Folders:
     )
     named = {written.get(name, name.lower()): value for name, value in sorted(listed.items())}
     return Folders(
-        channels=({name: Path(value) for name, value in named.items() if value})
-        or {folder.name: folder for folder in folders},
+        channels=({name: follow_link(Path(value)) for name, value in named.items() if value})
+        or {folder.name: follow_link(folder) for folder in folders},
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
         checkpoints=(
@@ -62,3 +62,10 @@ def from_environment(environ: Mapping[str, str]) -> Folders:
         ),
         tensorboard=base / "output" / "tensorboard",
     )
+
+
+def follow_link(path: Path) -> Path:
+    """Return where an absolute link leads, another path unchanged: `amphora train FILE` makes such
+    links, and messages name the user's file."""
+    target = path.readlink() if path.is_symlink() else path
+    return target if target.is_absolute() else path

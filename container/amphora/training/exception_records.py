@@ -12,7 +12,7 @@ from typing import Any
 
 from amphora.common.logs import mask
 
-MAX_ASIDE = 240
+MAX_ASIDE, MAX_LINES = 240, 12
 # Exceptions of torchrun: its workers failed, or it received a signal.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 # How a rank notices that another one has gone: a consequence if any cause is known.
@@ -108,8 +108,10 @@ class Record:
 
     @property
     def headline(self) -> str:
-        """Return the innermost cause."""
-        return shorten(self.errors[-1].innermost().text)
+        """Return the innermost cause, its lines shortened; the last ones say what to do."""
+        lines = self.errors[-1].innermost().text.strip().split("\n")
+        cut = [*lines[: MAX_LINES - 5], "...", *lines[-5:]] if len(lines) > MAX_LINES else lines
+        return "\n".join(map(shorten, cut))
 
     @property
     def lines(self) -> list[str]:

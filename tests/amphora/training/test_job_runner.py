@@ -27,6 +27,19 @@ def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree) 
         assert "Traceback" not in text and "train.py:" not in text and "inner" not in text
 
 
+def test_the_lines_that_a_mistake_proposes_are_whole(tree: Tree) -> None:
+    lines = [f"- text_column={'review' * 20} label_column={number}" for number in range(3)]
+    tree.configure({}).script(
+        "class Mistake(Exception):\n    is_users_mistake = True\n"
+        f"raise Mistake({chr(10).join(['so and so, ' * 90, *lines])!r})",
+        "train.py",
+    )
+    result = tree.train(AMPHORA_CODE_DIR=str(tree.base / "code"))
+    assert result.returncode == 1 and tree.failure
+    for text in (result.stderr, tree.failure[:1024]):
+        assert [line for line in text.splitlines() if line[:2] == "- "] == lines, text
+
+
 def test_a_process_that_ends_while_processes_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [Path("/proc/0"), Path(f"/proc/{os.getpid()}")]
     monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listed))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe import task_table
+from recipe import paths, task_table
 from recipe.data.held_out import DataSets
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
@@ -113,6 +113,29 @@ def test_each_row_of_a_classifier_has_its_line(suffix: str, layout: str, tmp_pat
     made = task_table.load("text-classification")(channels, given)
     assert check_rows(made.data) == kept
     assert made.data.entry("train", 0)["file"].startswith("train/")
+
+
+@pytest.mark.parametrize("linked", ["file", "folder", "renamed"])
+def test_messages_name_the_file_that_a_link_leads_to(linked: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "reviews.csv"
+    write_file(mine, REVIEWS)
+    train = tmp_path / "input" / "data" / "train"
+    train.parent.mkdir(parents=True)
+    if linked == "folder":
+        train.symlink_to(mine.parent)
+    else:
+        train.mkdir()
+        (train / ("reviews.csv" if linked == "file" else "train.csv")).symlink_to(mine)
+    folders = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    given = Hyperparameters(task="text-classification")
+    made = task_table.load("text-classification")(folders.channels, given)
+    file, name = {
+        "file": (mine, "reviews.csv"),
+        "folder": (mine, "train/reviews.csv"),
+        "renamed": (train / "train.csv", "train/train.csv"),
+    }[linked]
+    assert made.data.where("train", 0).startswith(f"{file} line ")
+    assert made.data.entry("train", 0)["file"] == name
 
 
 @pytest.mark.parametrize(

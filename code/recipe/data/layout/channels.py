@@ -17,6 +17,7 @@ from recipe.data.column_names import split_of, splits_in
 from recipe.data.layout import sources, splits
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.errors import DataError
+from recipe.paths import follow_link
 from recipe.spec import normalize_name
 from recipe.task_table import names_of_samples
 
@@ -101,9 +102,10 @@ def find(
         )
     if not files.get("train") and not sharded:
         raise _no_training_data(channels, notes)
-    paths = list(itertools.chain.from_iterable(files.values()))
-    for path in paths:
+    for path in itertools.chain.from_iterable(files.values()):
         _check_partitions(path)
+    files = {split: [_as_given(path) for path in paths] for split, paths in files.items()}
+    paths = list(itertools.chain.from_iterable(files.values()))
     unclear = [
         one for one in paths if len(splits_in(one.name)) > 1 and not (images and one.is_dir())
     ]
@@ -113,6 +115,12 @@ def find(
         unclear=frozenset(unclear),
         sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
+
+
+def _as_given(path: Path) -> Path:
+    """Return the path of a file that a link of the same name leads to, or a path unchanged."""
+    given = follow_link(path)
+    return given if given.name == path.name else path
 
 
 def _no_training_data(channels: Mapping[str, Path], notes: Sequence[str]) -> DataError:
