@@ -17,6 +17,7 @@ from recipe.backend import bounds, turns, zero_shot
 from recipe.backend.bounds import Bound
 from recipe.backend.generation.decoding import set_seed
 from recipe.backend.pipelines.inputs import (
+    CLASSIFIERS,
     GENERATION,
     WORDS,
     InputReader,
@@ -137,6 +138,8 @@ class Foreign(ServedTask):
         described = super().describe()
         if described["form"] == "json" and self.reads.bare != "other":
             described["example_body"] = {"inputs": self.reads.example(WORDS.get)}
+        if self.task in CLASSIFIERS:
+            described["labels"] = len(self.pipeline.model.config.id2label)
         if not (keys := [key for key in self.reads.parts if key]):
             if self.reads.bare in ("image", "audio", "video"):
                 example = 'Send the file, or for example {"inputs": "the file in base64"}.'

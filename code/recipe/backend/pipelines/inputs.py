@@ -119,6 +119,8 @@ TASKS: Mapping[str, PipelineInputs] = {
     ),
 }  # fmt: skip
 """Pipelines of other tasks read what `inputs_of` makes of them."""
+CLASSIFIERS = {task for task, reads in TASKS.items() if reads.parameters[:2] == _CLASSES}
+"""Tasks that answer with the classes of a file, at most `top_k` of them."""
 
 
 def inputs_of(task: str, kind: str, pipeline_class: Any) -> PipelineInputs:

@@ -279,7 +279,8 @@ KINDS = {
     "ranks": "/The train is an hour late/",
 }
 FILES = {
-    "images": ("noise.png", r"/LABEL_\d+\s+0\.\d{3}/"),
+    "images": ("noise.png", r"/^(LABEL_\d+\s+0\.\d{3}\s+){10}Show all 12$/"),
+    "asks": ("noise.png", r"/^LABEL_\d+\s+0\.\d{3}|^\w+\s+0\.\d{3}/"),
     "clip": ("noise.png", r"/^[^]*a cat\s+0\.\d{3}/"),
     "objects": ("noise.png", r"/LABEL_\d\s+0\.\d{3}/"),
     "depth": ("noise.png", ""),
@@ -290,6 +291,7 @@ FILES = {
 """Models of files: the file, and what the page shows for it."""
 SAVED = {
     "clip": images.save_clip, "objects": images.save_detector, "depth": pipeline_models.save_depth,
+    "asks": pipeline_models.save_vilt,
     "describes": images.save_llava, "sounds": pipeline_models.save_audio_classifier,
     "speech": pipeline_models.save_ctc, "spoken": pipeline_models.save_vits,
 }  # fmt: skip
