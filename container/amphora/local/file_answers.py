@@ -194,7 +194,8 @@ def _record_of(
     chosen = next((form for form in forms if not _lacking(row, form)), None)
     if chosen is None:
         wanted = ", ".join(_lacking({}, forms[0])) if named or trained else "text"
-        likely = sorted(row, key=lambda name: name.lower() not in _TEXTS)
+        sizes = {name: sum(len(str(some.get(name, ""))) for some in rows[:20]) for name in row}
+        likely = sorted(row, key=lambda name: (name.lower() not in _TEXTS, -sizes[name]))
         example = ",".join(likely[: max(1, min(2, len(trained)))])
         raise ConfigError(
             f"{data} has the columns {', '.join(row)}, and not {wanted}.",

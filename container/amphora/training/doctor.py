@@ -91,7 +91,8 @@ def doctor(
     else:
         for line in ("", *report.lines()) if report is not None else ():
             print(line)
-        print(f"\n{counts[ERROR]} errors, {counts[WARNING]} warnings")
+        counted = (f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items())
+        print(f"\n{', '.join(counted)}")
     return int(counts[ERROR] > 0)
 
 

@@ -221,6 +221,7 @@ def test_each_row_of_a_file_is_answered_in_its_place(data: Path) -> None:
         ("a.txt", "a\n", ["head", "body"], "not head, body"),
         # No column other than those of the training, and no first text as a header.
         ("a.csv", "id,text\n1,a\n", ["body"], "--text_column text"),
+        ("a.csv", "id,titre,avis\n1,Bon,Je le recommande\n", ["body"], "--text_column avis"),
         ("a.csv", "the first text\nthe second\n", ["body"], "not body"),
         ("a.csv", "the first text\nthe second\n", [], "not text"),
         ("a.csv", "body,body\n1,2\n", ["body"], "two columns have one name"),
