@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from amphora.common.aws import aws_client
 from amphora.common.errors import CodeError
 
 MAX_UNPACKED_BYTES = 2 * 1024**3
@@ -106,18 +107,12 @@ def leaves(path: Path) -> bool:
 
 def download(url: str, target: Path, environ: Mapping[str, str]) -> None:
     """Download an object of S3 to a file. Raises CodeError."""
-    # Importing boto3 takes a quarter of a second.
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
     parts = urlsplit(url)
     region = environ.get("AWS_REGION") or environ.get("SAGEMAKER_REGION") or None
     endpoint = environ.get("S3_ENDPOINT_URL") or None
-    client = boto3.client("s3", region_name=region, endpoint_url=endpoint)
-    try:
+    problem = f"The code {url} cannot be downloaded"
+    remedy = "Check that the object exists and that the job's role and network may read it."
+    with aws_client(
+        "s3", CodeError, problem, remedy, region_name=region, endpoint_url=endpoint
+    ) as client:
         client.download_file(parts.netloc, parts.path.lstrip("/"), str(target))
-    except (BotoCoreError, ClientError) as error:
-        raise CodeError(
-            f"The code {url} cannot be downloaded: {error}.",
-            "Check that the object exists and that the job's role and network may read it.",
-        ) from error

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from amphora.common import logs
+from amphora.common.aws import aws_client
 from amphora.common.errors import CodeError, ConfigError
 
 ARN = "CA_REPOSITORY_ARN"
@@ -30,7 +30,6 @@ _ARN_PARTS = re.compile(
     r"arn:aws[a-z-]*:codeartifact:(?P<region>[a-z0-9-]+):(?P<account>\d{12})"
     r":repository/(?P<domain>[a-z0-9-]+)/(?P<name>[A-Za-z0-9][\w.-]*)"
 )
-_ATTEMPTS = 3
 _REPOSITORY = "CodeArtifact's {name} of {domain} ({account}, {region})"
 REQUIREMENTS, PACKAGE = "requirements.txt", "the package in the code folder"
 """What one run of pip installs: a requirements file, or the folder of the user's code itself."""
@@ -224,25 +223,18 @@ def hidden_module_remedy(folder: Path, message: str) -> str:
 
 def _authorized(source: Mapping[str, str]) -> tuple[str, str]:
     """Request the address of the repository's index and a token. Raises CodeError."""
-    # Importing boto3 takes a quarter of a second.
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
-    config = Config(connect_timeout=5, read_timeout=15, retries=retries)
     owner = {"domain": source["domain"], "domainOwner": source["account"]}
-    try:
-        client: Any = boto3.client("codeartifact", region_name=source["region"], config=config)
+    problem = f"{ARN}: {_REPOSITORY.format_map(source)} cannot be used"
+    remedy = (
+        "Check the account, the domain and the repository in it; the role, which needs"
+        " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository and"
+        " sts:GetServiceBearerToken; and the network: a VPC needs the endpoints"
+        " codeartifact.api and codeartifact.repositories, and S3's gateway; HTTPS_PROXY and"
+        " NO_PROXY count."
+    )
+    with aws_client(
+        "codeartifact", CodeError, problem, remedy, region_name=source["region"]
+    ) as client:
         token = client.get_authorization_token(**owner)["authorizationToken"]
         address = client.get_repository_endpoint(**owner, repository=source["name"], format="pypi")
-    except (BotoCoreError, ClientError) as error:
-        raise CodeError(
-            f"{ARN}: {_REPOSITORY.format_map(source)} cannot be used: {error}.",
-            "Check the account, the domain and the repository in it; the role, which needs"
-            " codeartifact:GetAuthorizationToken and GetRepositoryEndpoint, ReadFromRepository and"
-            " sts:GetServiceBearerToken; and the network: a VPC needs the endpoints"
-            " codeartifact.api and codeartifact.repositories, and S3's gateway; HTTPS_PROXY and"
-            " NO_PROXY count.",
-        ) from error
     return f"{address['repositoryEndpoint'].rstrip('/')}/simple/", token

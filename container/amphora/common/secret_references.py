@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amphora.common import logs
+from amphora.common.aws import aws_client
 from amphora.common.errors import ConfigError
 
 NAMES = (
@@ -53,26 +54,19 @@ def read_references(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read(variable: str, reference: str) -> str:
-    # Importing boto3 takes a quarter of a second.
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
-
     if (arn := _ARN.fullmatch(reference)) is None:
         raise ConfigError(f"{variable} is not the ARN of a secret.", f"Give {_FORM}.")
     secret = f"{variable}: the secret {arn['name']} in {arn['region']}"
-    retries = {"mode": "standard", "total_max_attempts": 3}
-    config = Config(connect_timeout=5, read_timeout=15, retries=retries)
     name = reference.removesuffix("::").removesuffix(f":{arn['key']}")
-    try:
-        client: Any = boto3.client("secretsmanager", region_name=arn["region"], config=config)
+    remedy = (
+        "The role needs secretsmanager:GetSecretValue on it (and kms:Decrypt if a key of yours"
+        " encrypts it), and a VPC without internet the endpoint secretsmanager."
+    )
+    problem = f"{secret} cannot be read"
+    with aws_client(
+        "secretsmanager", ConfigError, problem, remedy, region_name=arn["region"]
+    ) as client:
         text: str = client.get_secret_value(SecretId=name).get("SecretString", "").strip()
-    except (BotoCoreError, ClientError) as error:
-        raise ConfigError(
-            f"{secret} cannot be read: {error}.",
-            "The role needs secretsmanager:GetSecretValue on it (and kms:Decrypt if a key of yours"
-            " encrypts it), and a VPC without internet the endpoint secretsmanager.",
-        ) from error
     fields = _fields(text)
     if arn["key"] is not None:
         text = str((fields or {}).get(arn["key"], ""))

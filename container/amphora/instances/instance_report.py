@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -117,7 +118,10 @@ class InstanceReport:
             yield ""
             yield from self._serving_lines(self.question.load)
         yield ""
-        for reason, families in _group_left_out(self.table.left_out).items():
+        grouped: dict[str, list[str]] = {}
+        for family, reason in self.table.left_out.items():
+            grouped.setdefault(reason, []).append(family)
+        for reason, families in grouped.items():
             yield from _wrapped(f"not for the images: {', '.join(families)} ({reason})")
         for line in self.origins():
             yield from _wrapped(line)
@@ -258,13 +262,6 @@ def _time(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _group_left_out(left_out: Mapping[str, str]) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for family, reason in left_out.items():
-        grouped.setdefault(reason, []).append(family)
-    return grouped
-
-
 def _row(*cells: str) -> str:
     widths = (22, 7, 17, 18, 9, 14, 8)
     return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
@@ -282,13 +279,8 @@ def _reasons(fits: Sequence[Any]) -> Iterator[str]:
         yield from _wrapped(f"{verdict}: {why}: {', '.join(names)}")
 
 
-def _wrapped(text: str) -> Iterator[str]:
-    """Yield lines of at most 100 characters, all but the first indented."""
-    line = ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > 100:
-            yield line
-            line = f"  {word}"
-        else:
-            line = f"{line} {word}" if line else word
-    yield line
+def _wrapped(text: str) -> list[str]:
+    """Return lines of at most 100 characters, all but the first indented."""
+    return textwrap.wrap(
+        text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

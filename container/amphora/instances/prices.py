@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from amphora.common.aws import aws_client
 from amphora.common.errors import ConfigError
 
 AWS = "aws"
@@ -61,14 +62,10 @@ def fetch_prices(use: str, region: str) -> dict[str, float]:
     Raises:
         ConfigError: The API does not answer, or knows no price.
     """
-    # Importing boto3 takes a quarter of a second.
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
     filters = {"regionCode": region, "productFamily": "ML Instance", "platoinstancetype": use}
     remedy = "Set AWS_REGION, and credentials with pricing:GetProducts, or give --prices FILE."
-    try:
-        client: Any = boto3.client("pricing", region_name="us-east-1")
+    problem = "AWS's price API does not answer"
+    with aws_client("pricing", ConfigError, problem, remedy, region_name="us-east-1") as client:
         pages = client.get_paginator("get_products").paginate(
             ServiceCode="AmazonSageMaker",
             Filters=[
@@ -77,8 +74,6 @@ def fetch_prices(use: str, region: str) -> dict[str, float]:
             ],
         )
         prices = dict(_hourly(json.loads(item) for page in pages for item in page["PriceList"]))
-    except (BotoCoreError, ClientError) as error:
-        raise ConfigError(f"AWS's price API does not answer: {error}.", remedy) from error
     if not prices:
         raise ConfigError(f"AWS's price API has no prices for region {region!r}.", remedy)
     return prices
