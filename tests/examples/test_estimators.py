@@ -234,9 +234,9 @@ def test_the_page_on_migrating_names_what_the_libraries_changed() -> None:
     program = (
         "import json\nfrom transformers.pipelines import SUPPORTED_TASKS\n"
         "from recipe.backend.pipelines.dropped import PIPELINES\nfrom recipe.task_table import SERVED\n"
-        "from recipe.tasks.post_training.task import _KINDS\n"
+        "from recipe.tasks.post_training.trainers import KINDS\n"
         "served = [*SERVED, *(name for name, *_ in PIPELINES)]\n"
-        "trainers = {name: kind.trainer for name, kind in _KINDS.items()}\n"
+        "trainers = {name: kind.trainer for name, kind in KINDS.items()}\n"
         "print(json.dumps([list(SUPPORTED_TASKS), served, trainers]))"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "code")}

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from recipe.tasks.completion_judges import CheckedJudge, exact_answer, text_of
-from recipe.tasks.post_training.data import ANSWER
+from datasets import Dataset
+
+from recipe.data.column_names import PROMPT
+from recipe.errors import DataError, HyperparameterError
+from recipe.tasks.base import named_splits
+from recipe.tasks.completion_judges import FILE, CheckedJudge, exact_answer, find_judges, text_of
+from recipe.tasks.post_training.data import ANSWER, Preferences
 
 _CACHE = 0.2
 """The last share of max_completion_length in which `length` falls to -1."""
@@ -28,9 +34,55 @@ def usual_rewards(length: int) -> dict[str, Callable[..., Any]]:
     }
 
 
-def try_out(functions: Sequence[CheckedJudge], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Call the functions for an empty completion of each row, and for its answer if it has one, so
-    that their mistakes show before training."""
+def find_rewards(
+    names: Sequence[str], data: Preferences, generated: int, code: Path | None
+) -> list[CheckedJudge]:
+    """Return the reward functions of these names.
+
+    Args:
+        generated: The most tokens of a completion.
+        code: The channel code, if there is one.
+
+    Raises:
+        HyperparameterError: There are no names, one is unknown, or rewards.py cannot be imported.
+        DataError: A row has no answer with which `exact_answer` could compare.
+    """
+    if not names:
+        raise HyperparameterError(
+            "task=grpo needs rewards, and reward_funcs is not given.",
+            "Give reward_funcs=exact_answer, which compares with the column answer, format, "
+            f"length, or the name of a function in {FILE} (docs/TRAINING.md).",
+        )
+    splits = named_splits(data)
+    if "exact_answer" in names and ANSWER not in data.train.column_names:
+        raise HyperparameterError(
+            f"Hyperparameter reward_funcs has value {','.join(names)!r}, and the data has no "
+            "column answer.",
+            "Call the column of right answers answer.",
+        )
+    for use, split in splits.items() if "exact_answer" in names else ():
+        lacking = [n for n, answer in enumerate(split[ANSWER]) if answer in (None, "")]
+        if lacking:
+            raise DataError(
+                f"{len(lacking)} rows have no answer: {data.where(use, lacking[0])}.",
+                "reward_funcs=exact_answer compares with it: give it, or remove the rows.",
+            )
+
+    def where(prompt: Any) -> str:
+        for use, split in splits.items():
+            for number, other in enumerate(split[PROMPT]):
+                if other == prompt:
+                    return data.where(use, number)
+        return repr(prompt)[:80]
+
+    functions = find_judges("reward_funcs", names, usual_rewards(generated), code)
+    return [CheckedJudge(name, functions[name], where) for name in names]
+
+
+def try_out(functions: Sequence[CheckedJudge], train: Dataset) -> None:
+    """Call the functions for an empty completion of the first rows, and for their answers if they
+    have any, so that their mistakes show before training."""
+    rows = train.select(range(min(2, len(train)))).to_list()
     for text in ("", None):
         if text is None and any(ANSWER not in row for row in rows):
             return

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from transformers import (
 from recipe.batching.batches import Batch, Layout, Samples
 from recipe.batching.packing import Rows
 from recipe.data.column_names import COMPLETION, LABEL, PROMPT
-from recipe.errors import DataError, HyperparameterError, ModelError, RowError, did_you_mean
+from recipe.errors import HyperparameterError, ModelError, RowError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pretrained
 from recipe.models.sources.origin import Origin
@@ -47,96 +46,15 @@ from recipe.tasks.base import (
     Tokenizer,
     named_splits,
 )
-from recipe.tasks.completion_judges import FILE, CheckedJudge, find_judges
+from recipe.tasks.completion_judges import CheckedJudge
 from recipe.tasks.post_training import data, rewards
-from recipe.tasks.post_training.data import ANSWER, CHOSEN, REJECTED
+from recipe.tasks.post_training.data import CHOSEN, REJECTED
+from recipe.tasks.post_training.trainers import KINDS, check_library, make_arguments
 
-_LEAST_TRL = (1, 16)
 _LONGEST, _GENERATED, _MOST = 1024, 256, 1 << 20
 _TEACHER = "teacher"
 _REFERENCE = "ref"
 """TRL's name of the adapter that is its reference."""
-_OWN_DEFAULTS = ("remove_unused_columns", "train_sampling_strategy")
-"""Arguments of the Trainer of which TRL's trainers need their own values."""
-_NOT_RESUMED = ("sync_ref_model", "use_adaptive_entropy")
-_FROM_TASK = (
-    "beta", "loss_type", "temperature", "max_completion_length", "desirable_weight",
-    "undesirable_weight", "center_rewards_coefficient", "num_generations",
-)  # fmt: skip
-"""Hyperparameters that are TRL's arguments of the same names."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What differs between the tasks."""
-
-    module: str
-    trainer: str
-    """The beginning of the names of TRL's trainer and of its arguments."""
-    about: About
-    curves: Sequence[str]
-    """What the report shows by step."""
-    has_reference: bool = False
-    generates: bool = False
-
-
-_PAIRS = ("rewards/margins", "rewards/accuracies", "loss")
-_REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
-_IMPLICIT = (
-    "Rewards are how much more probable answers are than at the start, times beta; the margin is "
-    "that of the chosen one less that of the rejected one, the accuracy how often it is positive."
-)
-
-
-def _text_generation(title: str, purpose: str, metrics: str, headline: Sequence[str]) -> About:
-    return About(title=title, pipeline="text-generation", purpose=purpose, metrics=metrics,
-                 headline=headline)  # fmt: skip
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "dpo": _Kind(
-        "trl", "DPO",
-        _text_generation("Preference-tuned model (DPO)", "prefer the chosen answers of its pairs",
-                         _IMPLICIT, _PAIRS),
-        _REWARDS, has_reference=True,
-    ),
-    "kto": _Kind(
-        "trl", "KTO",
-        _text_generation("Preference-tuned model (KTO)", "prefer completions that are judged good",
-                         _IMPLICIT, ("rewards/margins", "loss")),
-        _REWARDS[:3], has_reference=True,
-    ),
-    "orpo": _Kind(
-        "trl.experimental.orpo", "ORPO",
-        _text_generation("Preference-tuned model (ORPO)", "prefer the chosen answers of its pairs",
-                         "Rewards are mean logarithms of probabilities, times beta.", _PAIRS),
-        _REWARDS,
-    ),
-    "reward": _Kind(
-        "trl", "Reward",
-        About(title="Reward model", pipeline="text-classification",
-              purpose="score answers as its pairs do",
-              metrics="The accuracy is how often the chosen answer has the higher score, the "
-              "margin how much higher it is. A request's text is prompt and answer as in "
-              "training: with the end token, or as the chat template writes them.",
-              headline=("accuracy", "margin", "loss")),
-        ("accuracy", "margin", "mean_reward"),
-    ),
-    "grpo": _Kind(
-        "trl", "GRPO",
-        _text_generation("Policy (GRPO)", "write completions of high rewards",
-                         "The reward is the mean of sampled completions, the loss is near 0.",
-                         ("reward", "loss")),
-        ("reward", "reward_std", "kl"), generates=True,
-    ),
-    "distillation": _Kind(
-        "trl", "Distillation",
-        _text_generation("Distilled model", "write as its teacher does",
-                         "The loss is the divergence from the teacher, on the model's own "
-                         "completions.", ("loss",)),
-        (), generates=True,
-    ),
-}  # fmt: skip
 
 
 class _DynamicPadding(Layout):
@@ -189,7 +107,7 @@ class PostTraining(Task):
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self.name = str(hyperparameters.task)
-        self.kind, self._channels = _KINDS[self.name], channels
+        self.kind, self._channels = KINDS[self.name], channels
         self._teacher: Any = None
         super().__init__(
             {name: path for name, path in channels.items() if name != _TEACHER}, hyperparameters
@@ -201,7 +119,7 @@ class PostTraining(Task):
 
     def read(self, channels: Mapping[str, Path]) -> None:
         settings = self.data_settings
-        _check_library(self.name)
+        check_library(self.name)
         if not self.generates:
             self.targets = frozenset({LABEL})
         if settings.passed.get("label_smoothing_factor"):
@@ -220,54 +138,24 @@ class PostTraining(Task):
                 "cuts no prompts.",
                 "Leave it out; max_completion_length limits what is generated.",
             )
-        names = [*_KINDS[self.name].curves, *self.kind.about.headline]
+        names = [*self.kind.curves, *self.kind.about.headline]
         self.check_best([name for name in names if name != "loss"])
         self.objective = _ByTrl(self)
         self.data = data.load(channels, settings, TASKS[self.name])
-        self._rewards = self._find_rewards() if self.name == "grpo" else []
+        self._rewards: Sequence[CheckedJudge] = ()
+        if self.name == "grpo":
+            generated = self.model_settings.max_completion_length or _GENERATED
+            names = split_values(self.options.reward_funcs)
+            code = self._channels.get("code")
+            self._rewards = rewards.find_rewards(names, self.data, generated, code)
+            if settings.trains:
+                rewards.try_out(self._rewards, self.data.train)
         self.data.notes.append(
             f"trainer: TRL's {self.kind.trainer}Trainer {importlib.metadata.version('trl')}; a "
             "stopped job resumes with weights, optimizer, random states and the order of rows"
             + "; the last batch of an epoch is left out unless it is full"
             * self.kind.generates
         )
-
-    def _find_rewards(self) -> list[CheckedJudge]:
-        """Return the reward functions, tried on the first rows."""
-        names = split_values(self.options.reward_funcs)
-        if not names:
-            raise HyperparameterError(
-                "task=grpo needs rewards, and reward_funcs is not given.",
-                "Give reward_funcs=exact_answer, which compares with the column answer, format, "
-                f"length, or the name of a function in {FILE} (docs/TRAINING.md).",
-            )
-        if "exact_answer" in names and ANSWER not in self.train.column_names:
-            raise HyperparameterError(
-                f"Hyperparameter reward_funcs has value {','.join(names)!r}, and the data has no "
-                "column answer.",
-                "Call the column of right answers answer.",
-            )
-        for use, split in named_splits(self.data).items() if "exact_answer" in names else ():
-            lacking = [n for n, answer in enumerate(split[ANSWER]) if answer in (None, "")]
-            if lacking:
-                raise DataError(
-                    f"{len(lacking)} rows have no answer: {self.data.where(use, lacking[0])}.",
-                    "reward_funcs=exact_answer compares with it: give it, or remove the rows.",
-                )
-        usual = rewards.usual_rewards(self.model_settings.max_completion_length or _GENERATED)
-        functions = find_judges("reward_funcs", names, usual, self._channels.get("code"))
-        made = [CheckedJudge(name, functions[name], self._where) for name in names]
-        if self.data_settings.trains:
-            rewards.try_out(made, self.train.select(range(min(2, len(self.train)))).to_list())
-        return made
-
-    def _where(self, prompt: Any) -> str:
-        """Return the file and line of the row with a prompt."""
-        for use, split in named_splits(self.data).items():
-            for number, other in enumerate(split[PROMPT]):
-                if other == prompt:
-                    return self.data.where(use, number)
-        return repr(prompt)[:80]
 
     def load(self, source: Origin) -> Model:
         if self.name == "reward":
@@ -405,7 +293,10 @@ class PostTraining(Task):
             )
         os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
         library = importlib.import_module(self.kind.module)
-        config = self._config(getattr(library, f"{self.kind.trainer}Config"), args, max_length)
+        config = make_arguments(
+            getattr(library, f"{self.kind.trainer}Config"), args, self.model_settings,
+            self.options, max_length,
+        )  # fmt: skip
         others: dict[str, Any] = {}
         if self.kind.has_reference and not hasattr(model, "peft_config"):
             others["ref_model"] = copy.deepcopy(model)
@@ -423,64 +314,11 @@ class PostTraining(Task):
             },
         )  # fmt: skip
 
-    def _config(self, kind: Any, args: TrainingArguments, max_length: int) -> TrainingArguments:
-        """Return TRL's arguments: the Trainer's, the task's, and those of trl_args."""
-        usual = {item.name for item in dataclasses.fields(TrainingArguments)}
-        known = {item.name for item in dataclasses.fields(kind)} - usual
-        given = dict(self.model_settings.trl_args or {})
-        for name in given:
-            if name in known and name not in _NOT_RESUMED:
-                continue
-            why = (
-                "is not resumed from checkpoints" if name in _NOT_RESUMED
-                else "is a hyperparameter of its own" if name in usual
-                else f"TRL's {kind.__name__} does not have"
-            )  # fmt: skip
-            raise HyperparameterError(
-                f"Hyperparameter trl_args has {name}, which {why}.",
-                did_you_mean(name, known) or "Leave it out.",
-            )
-        values = {
-            item.name: getattr(args, item.name)
-            for item in dataclasses.fields(TrainingArguments)
-            if item.init and item.name not in _OWN_DEFAULTS
-        }
-        settings = {**vars(self.model_settings), **vars(self.options)}
-        values |= {
-            name: settings[name]
-            for name in _FROM_TASK
-            if settings.get(name) is not None and name in known
-        }
-        if self.name == "grpo" and (weights := split_values(self.options.reward_weights)):
-            values["reward_weights"] = [float(weight) for weight in weights]
-        values |= {"use_vllm": True} if self.model_settings.use_vllm else {}
-        values |= {"max_length": max_length} if "max_length" in known else {}
-        try:
-            made: TrainingArguments = kind(**{**values, **given})
-        except (TypeError, ValueError) as error:
-            raise HyperparameterError(f"TRL's {kind.__name__} cannot be made: {error}") from error
-        return made
-
 
 _WITHOUT_CHANGES: Mapping[str, Any] = {
     "lora_r": None, "load_in_4bit": False, "rope_scaling": None, "merge_adapter": True,
 }  # fmt: skip
 """What belongs to the model that learns, not to its teacher."""
-
-
-def _check_library(name: str) -> None:
-    """Raise HyperparameterError if TRL is missing or too old."""
-    try:
-        version = importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    if not version or tuple(map(int, version.split(".")[:2])) < _LEAST_TRL:
-        least = ".".join(map(str, _LEAST_TRL))
-        raise HyperparameterError(
-            f"Hyperparameter task has value {name!r}, which needs TRL {least} or later; this image "
-            f"has {version or 'none'}.",
-            "Use the image for GPUs or CPUs: TRL needs transformers 5.",
-        )
 
 
 def _tokens(tokenizer: Tokenizer, row: Mapping[str, Any]) -> Iterator[list[int]]:
