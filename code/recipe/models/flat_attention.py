@@ -186,21 +186,10 @@ def attend_samples(
     mutates_args=(),
     schema=f"(Tensor gradient, {_ARGUMENTS}, Tensor seed) -> (Tensor, Tensor, Tensor)",
 )
-def _sample_gradients(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor,
-    dropout: float,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    seed: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    results = [torch.zeros_like(part) for part in (query, key, value)]
-    options = starts, dropout, causal, window, scale, seed
-    for queries, keys, values, weights, noise, span in _each_sample(query, key, value, *options):
+def _sample_gradients(gradient: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    results = [torch.zeros_like(part) for part in inputs[:3]]
+    scale = inputs[7]
+    for queries, keys, values, weights, noise, span in _each_sample(*inputs):
         received = gradient[span].transpose(0, 1).to(weights.dtype)
         of_weights = received @ values.mT * noise
         of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale
