@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.errors import HyperparameterError
+from recipe.metrics import LOWER_IS_BETTER
 from recipe.option_fields import ABOVE_0, AT_LEAST_1, NOT_BELOW_0, SHARE, Valid
 from recipe.secret_rules import is_secret_name, mask_shapes
 from recipe.settings import DataSettings, JobSettings, ModelSettings
@@ -201,7 +202,7 @@ class Hyperparameters(DataSettings, ModelSettings):
                 "Give gradient_accumulation_steps instead."
             )
         metric = str(self.passed.get("metric_for_best_model") or "loss")
-        is_lower_better = metric.endswith(("loss", "mse", "perplexity"))
+        is_lower_better = metric.endswith(LOWER_IS_BETTER)
         if self.passed.get("greater_is_better") is is_lower_better:
             yield (
                 f"greater_is_better={is_lower_better} would keep the worst weights by {metric}. "

@@ -29,6 +29,8 @@ OTHER_SCORES = (
     *("f1", "exact_match"),
 )
 """Scores of multiple labels, numbers, tokens, entities and answers."""
+LOWER_IS_BETTER = ("loss", "perplexity", "mse")
+"""The ends of the names of scores of which the lower one is better."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
 """Scores of rankings."""
 WRITING_SCORES: Sequence[str] = (

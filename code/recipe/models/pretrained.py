@@ -148,6 +148,15 @@ def load_head(
         options |= {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": ids}
     options["ignore_mismatched_sizes"] = True
     model, tokenizer, new = read(architecture, origin, settings, **options)
+    note_new_head(origin, new, settings, what)
+    kind = _ADAPTERS.get(architecture.__name__)
+    model = lora.wrap(model, settings, kind, new=new, tokenizer=tokenizer)
+    return model, tokenizer
+
+
+def note_new_head(origin: Origin, new: Sequence[str], settings: ModelSettings, what: str) -> None:
+    """Log the weights that the model's files lack. Raise ModelError if there are any, and the job
+    does not train."""
     new_weights.log(new)
     if new and not settings.trains:
         raise ModelError(
@@ -155,9 +164,6 @@ def load_head(
             "only training would create: do_train=False has nothing to evaluate.",
             "Give a trained model, or leave do_train out.",
         )
-    kind = _ADAPTERS.get(architecture.__name__)
-    model = lora.wrap(model, settings, kind, new=new, tokenizer=tokenizer)
-    return model, tokenizer
 
 
 def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:

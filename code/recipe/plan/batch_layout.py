@@ -8,7 +8,6 @@ a job that had 2 processes can resume with 1 or 3: each step keeps its samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples, Training, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention
+from recipe.plan import trainer_arguments
 from recipe.plan.table import Table
 from recipe.runtime import compiled_layers, step_graphs, xla
 from recipe.runtime.device import gather_objects
@@ -120,11 +120,9 @@ def settle(args: TrainingArguments) -> Cut:
     """
     saved = None
     if args.save_strategy != SaveStrategy.NO and args.process_index == 0:
-        requested = str(args.resume_from_checkpoint or "True")
-        if requested.lower() not in ("false", "0"):
-            is_path = requested.lower() not in ("true", "1")
-            folder = Path(requested) if is_path else Path(str(args.output_dir))
-            saved = checkpoints.newest_job(folder, is_path).get(checkpoints.CUT)
+        folder = Path(str(args.output_dir))
+        job = checkpoints.requested_job(folder, args.resume_from_checkpoint)
+        saved = job.get(checkpoints.CUT)
     return kept(requested_cut(args), gather_objects(saved)[0])
 
 
@@ -240,9 +238,8 @@ def decide(
         detail = "each layer whole, layers alike once" if compiles_layers else "the whole model"
         table.add("torch.compile", detail, why_not or "compile=True is set")
     steps = training.steps()
-    total = args.max_steps if args.max_steps > 0 else math.ceil(steps * args.num_train_epochs)
     split = f"split by length into batches of {cut.size} instead of {whole}"
-    detail = f"{steps} an epoch, {total} in all, {cut.samples} samples a step"
+    detail = trainer_arguments.describe_steps(args, steps, cut.samples)
     training_table.add("steps", detail, split if cut.size != whole else "")
     return BatchPlan(
         training=training,

@@ -14,6 +14,7 @@ from transformers import TrainingArguments, get_scheduler
 
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.metrics import LOWER_IS_BETTER
 from recipe.paths import Folders
 from recipe.plan.table import Table
 from recipe.reports import tracking
@@ -48,7 +49,7 @@ def make(
     warmup = "warmup_ratio" if is_share and is_older else "warmup_steps"
     # The Trainer recognises only losses as lower-is-better; None leaves it the decision.
     metric = str(hyperparameters.passed.get("metric_for_best_model"))
-    is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
+    is_greater_better = False if metric.endswith(LOWER_IS_BETTER[1:]) else None
     stops_early = hyperparameters.early_stopping_patience is not None
     values: dict[str, Any] = {
         "output_dir": hyperparameters.output_dir or unused or str(folders.checkpoints),
@@ -156,6 +157,18 @@ def changed(arguments: TrainingArguments, **values: Any) -> TrainingArguments:
     return copied
 
 
+def count_steps(arguments: TrainingArguments, steps: int) -> int:
+    """Return the optimizer steps of a training whose epochs have `steps` of them."""
+    most = arguments.max_steps
+    return most if most > 0 else math.ceil(steps * arguments.num_train_epochs)
+
+
+def describe_steps(arguments: TrainingArguments, steps: int, samples: int) -> str:
+    """Describe the steps of an epoch and of the training, of so many samples each."""
+    whole = count_steps(arguments, steps)
+    return f"{steps} an epoch, {whole} in all, {samples} samples a step"
+
+
 def fitted_warmup(arguments: TrainingArguments, steps: int, table: Table) -> dict[str, Any]:
     """Return the arguments that turn off the warm-up of a training of one step, whose learning rate
     would be 0. A warm-up that takes all steps is reported.
@@ -163,9 +176,7 @@ def fitted_warmup(arguments: TrainingArguments, steps: int, table: Table) -> dic
     Args:
         steps: Optimizer steps of an epoch.
     """
-    whole = arguments.max_steps
-    if whole <= 0:
-        whole = math.ceil(steps * arguments.num_train_epochs)
+    whole = count_steps(arguments, steps)
     warmup = arguments.get_warmup_steps(whole)
     is_used = arguments.do_train and name_of(arguments.lr_scheduler_type) not in _WITHOUT_WARMUP
     if not is_used or warmup < whole:

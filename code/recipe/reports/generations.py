@@ -16,7 +16,7 @@ from recipe.batching.document_batches import Documents
 from recipe.compat import positions_of
 from recipe.data.column_names import SOURCE, TARGET
 from recipe.reports.last_answers import PredictedAnswers
-from recipe.reports.section import Section
+from recipe.reports.section import Section, spread_rows
 
 _SHOWN, _SHOWN_TEXTS = 4, 6
 _PROMPT = 24
@@ -33,9 +33,8 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.eval()
     count = len(documents.starts) - 1  # of this host
-    rows = documents.first + np.linspace(0, count - 1, min(_SHOWN, count)).astype(int)
     shown = []
-    for row in rows.tolist():
+    for row in (documents.first + number for number in spread_rows(count, _SHOWN)):
         ids = documents.tokens(row).astype(np.int64)
         first = int(documents.successors(row)[0][0]) + 1
         start = first if first > 1 else max(1, min(_PROMPT, len(ids) // 2))
@@ -90,7 +89,7 @@ class GeneratedTexts(PredictedAnswers):
     def sections(self) -> Sequence[Section]:
         """Return a table of some generated texts and their targets."""
         count = len(self.rows)
-        chosen = np.linspace(0, count - 1, min(_SHOWN_TEXTS, count)).astype(int).tolist()
+        chosen = spread_rows(count, _SHOWN_TEXTS)
         examples = self.data.select([self.rows[index] for index in chosen])
         texts = [self.texts[index] for index in chosen]
         return [

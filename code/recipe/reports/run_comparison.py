@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from recipe.errors import OutputError
+from recipe.metrics import LOWER_IS_BETTER
 from recipe.reports.section import MISTAKES
 
 _CONFIGURATION = Path("input") / "config" / "hyperparameters.json"
 _OUTPUT = Path("output") / "data"
-_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 _SHOWN, _SHOWN_CHARS = 5, 70
 _LEFT_OUT = ("epoch", "per_second", "runtime", "total_flos")
 
@@ -75,7 +75,7 @@ def compare(first: Path, second: Path) -> Iterator[str]:
     rows: list[Sequence[Any]] = []
     for name in sorted(names, key=lambda name: name.startswith("train_")):
         change = other[name] - one[name]
-        is_better = change < 0 if name.endswith(_LOWER_IS_BETTER) else change > 0
+        is_better = change < 0 if name.endswith(LOWER_IS_BETTER) else change > 0
         mark = "" if not change else "better" if is_better else "worse"
         rows.append((name, f"{one[name]:.4g}", f"{other[name]:.4g}", f"{change:+.3g}", mark))
     yield from _aligned([("metric", *heads, "change", "of the second"), *rows])

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 MISTAKES = "mistakes.csv"
 """The file of wrong answers next to the report."""
 
@@ -29,3 +31,9 @@ class Section:
         """Return whether the table has long texts: on narrow screens, each row is a block."""
         cells = [cell for row in self.rows for cell in row[1:]]
         return any(isinstance(cell, str) for cell in cells)
+
+
+def spread_rows(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, evenly spread, the same each time."""
+    rows: list[int] = np.linspace(0, count - 1, min(most, count)).astype(int).tolist()
+    return rows

@@ -18,6 +18,7 @@ from transformers.trainer_utils import SaveStrategy
 from recipe.console import is_first_process, say
 from recipe.errors import HyperparameterError
 from recipe.paths import Folders
+from recipe.storage import checkpoints
 
 MLFLOW, WANDB = "mlflow", "wandb"
 _IDS = "tracking.json"
@@ -84,7 +85,7 @@ def run(arguments: TrainingArguments, parameters: Mapping[str, str]) -> Iterator
         yield
         return
     file, ids = Path(str(arguments.output_dir)) / _IDS, {}
-    if arguments.do_train and str(arguments.resume_from_checkpoint).lower() not in ("false", "0"):
+    if arguments.do_train and checkpoints.requested(arguments.resume_from_checkpoint):
         with contextlib.suppress(OSError, ValueError, TypeError):
             ids = dict(json.loads(file.read_text()))
     if WANDB in trackers:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recipe.errors import join_names
+from recipe.metrics import LOWER_IS_BETTER
 from recipe.reports.last_answers import PredictedAnswers
 from recipe.reports.model_card import PARTIAL, Facts
 
-_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 _FEW_ROWS = 1_000
 _NAMES_SHOWN = 8
 _RISEN = 1.1
@@ -64,7 +64,7 @@ def judge(
         least = min(evaluations, key=operator.itemgetter("eval_loss"))
         last = evaluations[-1]
         key = f"eval_{name}"
-        sign = -1 if name in _LOWER_IS_BETTER else 1
+        sign = -1 if name in LOWER_IS_BETTER else 1
         # The loss may rise while more answers become right.
         is_worse = key not in last or sign * last[key] <= sign * least[key]
         if last["eval_loss"] > _RISEN * least["eval_loss"] and is_worse:
@@ -104,7 +104,7 @@ def _judge_score(
     rows = "" if split == "evaluation" else " on the evaluation rows"
     others += [f"the model before training had {value:.3g}{rows}" for value in before]
     verdict.sentences.append("; ".join([sentence, *others]) + ".")
-    sign = -1 if name in _LOWER_IS_BETTER else 1
+    sign = -1 if name in LOWER_IS_BETTER else 1
     known = [*([baseline.score] if baseline else []), *before]
     if any(sign * score <= sign * other for other in known):
         verdict.warn("So training has not made it better than that.")

@@ -191,13 +191,24 @@ def check_same(saved_one: Checkpoint, job: Mapping[str, Any]) -> None:
         )
 
 
-def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
-    """Return what identifies the job of the newest checkpoint in `folder`, not verified.
+def requested(value: Any) -> bool | Path:
+    """Return what resume_from_checkpoint says: whether to resume from the newest checkpoint, or the
+    folder of another one. None, the default, resumes."""
+    known: Mapping[str, bool] = {"": True, "true": True, "1": True, "false": False, "0": False}
+    word = "" if value is None else str(value)
+    return known.get(word.lower(), Path(word))
+
+
+def requested_job(folder: Path, value: Any) -> Mapping[str, Any]:
+    """Return what identifies the job of the checkpoint to resume from, not verified.
 
     Args:
-        is_one: Whether `folder` is itself a checkpoint.
+        folder: The folder of checkpoints.
+        value: resume_from_checkpoint.
     """
-    for path in [folder] if is_one else reversed(_sorted_checkpoints(folder)):
+    named = requested(value)
+    every = reversed(_sorted_checkpoints(folder)) if named else ()
+    for path in [named] if isinstance(named, Path) else every:
         try:
             return dict(json.loads((path / MANIFEST).read_text())["job"])
         except (OSError, *_MISSHAPEN):

@@ -67,6 +67,15 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.detail} ({self.reason})" if self.reason else self.detail
 
+    @property
+    def mark(self) -> str:
+        """Return what precedes a warning in lists of decisions."""
+        return "WARNING: " * (self.level == WARNING)
+
+    def with_example(self) -> str:
+        """Return the text with the example."""
+        return f"{self}, {self.example}" if self.example else str(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryTraining:

@@ -193,8 +193,7 @@ def _count_steps(
     count = len(drawn) if task.lengths_are_of_samples else len(lengths or [1])
     pieces = sum(task.pieces(length, longest) for length in lengths) / count or 1
     per_epoch = math.ceil(round(rows * pieces) / step_samples)
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(per_epoch * args.num_train_epochs)
-    detail = f"{per_epoch} an epoch, {steps} in all, {step_samples} samples a step"
+    detail = trainer_arguments.describe_steps(args, per_epoch, step_samples)
     add(Finding(level=OK, what="steps", detail=detail))
     cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
     folder = Path(datasets.config.HF_DATASETS_CACHE)
@@ -202,11 +201,11 @@ def _count_steps(
     if needed > free:
         level = ERROR if needed > _DOUBT * free else WARNING
         detail = (
-            f"the tokens of {rows} rows take about {needed / 1e9:.2f} GB in {folder}, and "
-            f"{free / 1e9:.2f} GB are free: use a larger volume"
+            f"the tokens of {rows} rows take about {memory.size(needed)} in {folder}, and "
+            f"{memory.size(free)} are free: use a larger volume"
         )
         add(Finding(level=level, what="disk", detail=detail))
-    return per_epoch, steps
+    return per_epoch, trainer_arguments.count_steps(args, per_epoch)
 
 
 def _try(

@@ -29,6 +29,7 @@ from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Int8Proof, Trial
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
+from recipe.metrics import LOWER_IS_BETTER
 from recipe.models.sources.origin import Origin
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
@@ -36,7 +37,6 @@ from recipe.storage import atomic
 from recipe.training import engine, proving
 from recipe.training.preparation import prepare
 
-_LOWER_IS_BETTER = ("loss", "mse")
 _DECISIONS = ("label", "labels", "tags", "answer", "index")
 """Keys of a line of predictions.jsonl that hold the answer."""
 _REMEDY = "The model itself is written. Free space there, and run `amphora quantize`."
@@ -82,7 +82,7 @@ class _Int8Cost:
     def excess(self, most_lost: float, most_changed: float) -> str:
         """Return which bound is exceeded and by how much; empty if none is."""
         lost = self.score - self.score_int8
-        if self.metric in _LOWER_IS_BETTER:
+        if self.metric in LOWER_IS_BETTER:
             lost = -lost / abs(self.score or 1)
         # NaN is beyond every bound.
         if not lost <= most_lost:

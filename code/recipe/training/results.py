@@ -79,10 +79,7 @@ class JobResults:
             start=source.location if source.base else "",
             hyperparameters=given.as_text(),
             about=self.plan.task.about(),
-            decisions=[
-                (row.what, f"{'WARNING: ' * (row.level == WARNING)}{row}")
-                for row in self.table.rows
-            ],
+            decisions=[(row.what, f"{row.mark}{row}") for row in self.table.rows],
             metrics=metrics,
             job_name=self.job_name,
             partial=partial or {},
@@ -276,7 +273,7 @@ class JobResults:
 
 def _with_short_paths(data: DataSets, row: Finding) -> str:
     """Return a finding with its example, files by channel and name."""
-    text = ", ".join(filter(None, (str(row), row.example)))
+    text = row.with_example()
     for source in data.sources:
         text = text.replace(str(source.path), source.name)
     return text

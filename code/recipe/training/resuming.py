@@ -264,7 +264,7 @@ class Resumable(Trainer):
             if not in_background and not self._has_logged_waiting:
                 say(
                     f"checkpoints are written while training waits: a copy takes "
-                    f"{copied / 1e9:.1f} GB, and {(available or 0) / 1e9:.1f} GB of memory are free"
+                    f"{memory.size(copied)}, and {memory.size(available or 0)} of memory are free"
                 )
                 self._has_logged_waiting = True
         if not in_background:
@@ -402,16 +402,16 @@ class Resumable(Trainer):
         """Return the checkpoint to resume from, which the first process finds for all."""
         checkpoint: Checkpoint | None = None
         refused: CheckpointError | None = None
-        requested = str(self.args.resume_from_checkpoint or "True")
+        requested = checkpoints.requested(self.args.resume_from_checkpoint)
         if self.is_world_process_zero():
             try:
                 checkpoints.clean(self._folder)
-                if requested.lower() in ("false", "0"):
-                    checkpoints.set_aside(self._folder)
-                elif requested.lower() in ("true", "1"):
+                if isinstance(requested, Path):
+                    checkpoint = checkpoints.read(requested)
+                elif requested:
                     checkpoint = checkpoints.newest(self._folder)
                 else:
-                    checkpoint = checkpoints.read(Path(requested))
+                    checkpoints.set_aside(self._folder)
                 if checkpoint is not None:
                     checkpoints.check_same(checkpoint, self.job)
             except CheckpointError as error:

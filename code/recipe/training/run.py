@@ -15,13 +15,12 @@ from recipe.compat import parts, quieten
 from recipe.console import Progress, is_first_process, say, say_row
 from recipe.hyperparameters import Hyperparameters
 from recipe.paths import Folders
-from recipe.plan import resolution
+from recipe.plan import resolution, trainer_arguments
 from recipe.plan.resolution import Plan
 from recipe.plan.table import Table
 from recipe.reports import model_card, tracking
 from recipe.runtime import compiled_layers, device, distribution, memory, xla
 from recipe.runtime.stopwatch import Stopwatch
-from recipe.tasks.base import WARNING, Finding
 from recipe.training import engine, forecast, job_identity, preparation, results
 from recipe.training.engine import Engine
 from recipe.training.preparation import PreparedTraining
@@ -44,7 +43,7 @@ def run(
     quieten()
     tracking.set_default_folders(folders)
 
-    table = Table(_log_row)
+    table = Table(lambda row: say_row(row.what, f"{row.mark}{row.with_example()}"))
     names = {"job": "TRAINING_JOB_NAME", "instance": "SM_CURRENT_INSTANCE_TYPE"}
     start_facts = model_card.package_versions() | {k: environ.get(v, "") for k, v in names.items()}
     say_row("environment", ", ".join(f"{k} {v}" for k, v in start_facts.items() if v))
@@ -79,11 +78,6 @@ def run(
     if pushing:
         pushing.push(folders.model_dir)
     return metrics
-
-
-def _log_row(row: Finding) -> None:
-    mark = "WARNING: " if row.level == WARNING else ""
-    say_row(row.what, f"{mark}{row}{f', {row.example}' if row.example else ''}")
 
 
 def _build_engine(
@@ -121,9 +115,7 @@ def _is_cheap_to_evaluate_first(plan: Plan, prepared: PreparedTraining) -> bool:
     given, training = plan.hyperparameters, prepared.batches.training
     if not given.evaluates or given.budget_seconds(plan.host_count) is not None:
         return False
-    steps = given.max_train_steps or 0
-    if steps <= 0:
-        steps = math.ceil(training.steps() * given.num_train_epochs)
+    steps = trainer_arguments.count_steps(plan.arguments, training.steps())
     # A forward pass is a third of a step.
     share = len(prepared.samples["evaluation"]) / (3 * training.samples_per_step * steps)
     return share <= _CHEAP and not prepared.loaded.objective.generates

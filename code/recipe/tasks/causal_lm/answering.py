@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from recipe.batching.batches import Samples
@@ -16,7 +15,7 @@ from recipe.data.column_names import MESSAGES, PROMPT
 from recipe.data.held_out import DataSets
 from recipe.errors import DataError, HyperparameterError
 from recipe.reports.last_answers import PredictedAnswers
-from recipe.reports.section import Section
+from recipe.reports.section import Section, spread_rows
 from recipe.runtime.device import gather_objects
 from recipe.settings import ModelSettings, split_values
 from recipe.tasks import completion_judges
@@ -72,8 +71,7 @@ class GeneratedAnswers(PredictedAnswers):
 
 def _some(exchanges: Sequence[PromptAnswer]) -> list[PromptAnswer]:
     """Return those that a report shows."""
-    positions = np.linspace(0, len(exchanges) - 1, min(_SHOWN, len(exchanges))).astype(int)
-    return [exchanges[position] for position in positions.tolist()]
+    return [exchanges[position] for position in spread_rows(len(exchanges), _SHOWN)]
 
 
 class Answering:
@@ -145,11 +143,8 @@ class Answering:
 
     def _chosen(self, split: Dataset) -> list[PromptAnswer]:
         """Return the prompts that are answered, the same in each evaluation."""
-        count = len(split)
-        if not self._settings.predicts:
-            count = min(self._settings.generated_rows, count)
-        rows = np.unique(np.linspace(0, len(split) - 1, count).astype(int))
-        return read_exchanges(split, rows.tolist())
+        most = len(split) if self._settings.predicts else self._settings.generated_rows
+        return read_exchanges(split, spread_rows(len(split), most))
 
     def _answers(self, trainer: Any, exchanges: Sequence[PromptAnswer]) -> Mapping[int, str] | None:
         """Return the answers of all processes together; None if no process has the whole model."""

@@ -28,6 +28,7 @@ from recipe.console import say
 from recipe.data.column_names import LABEL
 from recipe.data.files.image_files import Unreadable, read_image
 from recipe.errors import DataError, ModelError, Problems
+from recipe.runtime import memory
 from recipe.storage import number_files
 from recipe.tasks.image_classification.data import BYTES, FILE, LOCATION
 
@@ -218,7 +219,7 @@ def read(
         needed = math.prod((count, 3, height, width))
         if shutil.disk_usage(folder).free < needed + _SPARE:
             raise DataError(
-                f"The {name} data's {count} images take {needed / 1e9:.1f} GB at {width} "
+                f"The {name} data's {count} images take {memory.size(needed)} at {width} "
                 f"x {height} pixels, more than {folder} has free.",
                 "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
             )

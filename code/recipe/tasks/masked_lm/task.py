@@ -14,7 +14,6 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import DocumentLayout
-from recipe.compat import new_weights
 from recipe.data import language_modeling
 from recipe.errors import ModelError
 from recipe.models import lora, packed_decoders, packed_encoders, pretrained
@@ -22,7 +21,7 @@ from recipe.models.packed_decoders import States
 from recipe.models.packed_encoders import Family
 from recipe.models.sources.origin import Origin
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
+from recipe.reports.section import Section, spread_rows
 from recipe.settings import TRUNCATE, ModelSettings
 from recipe.task_table import TASKS
 from recipe.tasks.base import (
@@ -115,7 +114,7 @@ class MaskedLm(Task):
         model, tokenizer = lora.bare(whole[0]), whole[1]
         model.eval()
         masked = np.flatnonzero(texts.labels)
-        chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
+        chosen = masked[spread_rows(len(masked), _SHOWN)]
         names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
         ends = {getattr(tokenizer, name, None) for name in names}
         rows = []
@@ -161,20 +160,14 @@ def load_model(source: Origin, settings: ModelSettings) -> Model:
             "Give a model that was pretrained by masking, or set mask_token in its "
             "tokenizer_config.json.",
         )
-    if new:
-        new_weights.log(new)
-        lacks = f"The model {source.location} lacks {len(new)} weights of a masked language model"
-        if not settings.trains:
-            raise ModelError(
-                f"{lacks} ({new[0]} ...), which only training would create: do_train=False has "
-                "nothing to evaluate.",
-                "Give a model that was saved with its head, or leave do_train out.",
-            )
-        if settings.lora_r is not None:
-            raise ModelError(
-                f"{lacks} ({new[0]} ...), whose head would stay random with LoRA.",
-                "Give a model that was saved with its head, or leave lora_r out.",
-            )
+    what = "a masked language model"
+    pretrained.note_new_head(source, new, settings, what)
+    if new and settings.lora_r is not None:
+        raise ModelError(
+            f"The model {source.location} lacks {len(new)} weights of {what} ({new[0]} ...), whose "
+            "head would stay random with LoRA.",
+            "Give a model that was saved with its head, or leave lora_r out.",
+        )
     model = lora.wrap(model, settings, None, tokenizer=tokenizer)
     return model, tokenizer
 

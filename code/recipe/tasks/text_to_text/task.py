@@ -23,6 +23,7 @@ from recipe.models import encoder_decoders, lora
 from recipe.models.sources.origin import Origin
 from recipe.reports.generations import GeneratedTexts
 from recipe.reports.model_card import About
+from recipe.reports.section import spread_rows
 from recipe.runtime.device import gather_objects
 from recipe.settings import DataSettings
 from recipe.tasks.base import (
@@ -77,10 +78,8 @@ class _TextPairs(TokenLosses):
         options = {"max_new_tokens": self.longest_target}
         if self._options.num_beams is not None:
             options["num_beams"] = self._options.num_beams
-        count = len(samples)
-        if not self._settings.predicts:
-            count = min(self._settings.generated_rows, count)
-        rows = np.unique(np.linspace(0, len(samples) - 1, count).astype(int))
+        most = len(samples) if self._settings.predicts else self._settings.generated_rows
+        rows = np.array(spread_rows(len(samples), most))
         by_length = rows[np.argsort(samples.lengths[rows], kind="stable")]
         mine = by_length[trainer.args.process_index :: trainer.args.world_size]
         size, (model, tokenizer) = trainer.args.eval_batch_size, whole
