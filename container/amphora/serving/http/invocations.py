@@ -1,4 +1,4 @@
-"""Turns HTTP requests into calls of a pool, and its replies and errors into HTTP answers."""
+"""Turns HTTP requests into calls of a pool, and their answers and errors into HTTP's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
-from amphora.serving.pool.connections import Call, Reply
+from amphora.serving.pool.connections import Call
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
+from amphora.serving.protocol.messages import Answer
 from amphora.serving.settings import MIB, ServerSettings
 from amphora.serving.telemetry import GONE
 
@@ -46,7 +47,7 @@ _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class Invocations:
-    """Turns requests into calls of a pool and replies into answers, for every route."""
+    """Turns requests into calls of a pool and their answers into responses, for every route."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -93,22 +94,22 @@ class Invocations:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self._wait(pool, call, request.scope[GONE])
-        answer: dict[str, str] = {}
+        answer = await self._wait(pool, call, request.scope[GONE])
+        headers: dict[str, str] = {}
         # SageMaker's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
-            answer[_ATTRIBUTES] = attributes
-        answer = {**answer, **reply.headers, **self._closing()}
-        answer.update({"content-type": reply.content_type, "x-request-id": call.id})
-        if reply.chunks is None:
+            headers[_ATTRIBUTES] = attributes
+        headers = {**headers, **answer.headers, **self._closing()}
+        headers.update({"content-type": answer.type, "x-request-id": call.id})
+        if not answer.more:
             # HTTP allows no body with these statuses.
-            body = b"" if reply.status in (204, 304) else reply.body
-            return Response(body, reply.status, answer)
+            body = b"" if answer.status in (204, 304) else call.answer_body
+            return Response(body, answer.status, headers)
         if request.scope["http_version"] == "1.0":
             # HTTP/1.0 has no chunks: the client would read their lengths as part of the answer.
-            whole = b"".join([chunk async for chunk in chunks(call, reply, pool)])
-            return Response(whole, reply.status, answer)
-        return StreamingResponse(chunks(call, reply, pool), reply.status, answer)
+            whole = b"".join([chunk async for chunk in chunks(call, pool)])
+            return Response(whole, answer.status, headers)
+        return StreamingResponse(chunks(call, pool), answer.status, headers)
 
     async def order(self, request: Request, name_key: str, folder_key: str = "") -> tuple[str, str]:
         """Return the name and the folder in a request that loads a model or an adapter; no folder
@@ -183,8 +184,8 @@ class Invocations:
             deadline=loop.time() + self.settings.timeout, reply=loop.create_future(),
         )  # fmt: skip
 
-    async def _wait(self, pool: Backend, call: Call, gone: asyncio.Future[None]) -> Reply:
-        """Wait for the reply. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
+    async def _wait(self, pool: Backend, call: Call, gone: asyncio.Future[None]) -> Answer:
+        """Wait for the answer. Raises Fault at the deadline, ClientDisconnect if `gone` is done."""
 
         def give_up(error: Exception) -> None:
             if not call.reply.done():
@@ -347,16 +348,15 @@ def request_id(request: Request) -> str:
     return identifier
 
 
-async def chunks(call: Call, reply: Reply, pool: Backend) -> AsyncGenerator[bytes, None]:
-    """Yield a streamed reply's chunks. A client that leaves early cancels the call.
+async def chunks(call: Call, pool: Backend) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks of a streamed answer. A client that leaves early cancels the call.
 
     Raises Fault if the stream broke: its status is sent already, so that only a broken connection
     can report the error.
     """
-    assert reply.chunks is not None
     finished = False
     try:
-        while (chunk := await reply.chunks.get()) is not None:
+        while (chunk := await call.chunks.get()) is not None:
             if isinstance(chunk, Exception):
                 raise chunk
             pool.took(call)

@@ -12,22 +12,11 @@ from dataclasses import dataclass, field
 
 from amphora.serving.protocol import messages
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.protocol.messages import Adapted, Batch, Cancel, Credit
+from amphora.serving.protocol.messages import Adapted, Answer, Batch, Cancel, Credit
 
 LOG = logging.getLogger("amphora.pool")
 _SENT = ("id", "content_type", "accept", "headers", "path")
 """What a worker gets of a call, apart from its body."""
-
-
-@dataclass(kw_only=True)
-class Reply:
-    """A worker's answer. With `chunks`, `body` is empty and the answer is a stream."""
-
-    status: int = 200
-    content_type: str
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    chunks: asyncio.Queue[bytes | Exception | None] | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,7 +32,15 @@ class Call:
     """On the event loop's clock."""
     path: str = "/invocations"
     """The route of the request, which tells handlers which API it uses."""
-    reply: asyncio.Future[Reply]
+    reply: asyncio.Future[Answer]
+    """The answer without its body."""
+    answer_body: bytes = b""
+    """Empty of a stream."""
+    chunks: asyncio.Queue[bytes | Exception | None] = field(
+        # With room for the end, or for an error.
+        default_factory=lambda: asyncio.Queue(messages.CHUNKS_AHEAD + 1)
+    )
+    """Those of a stream, and None at its end."""
     arrived: float = field(default_factory=time.monotonic)
     retried: bool = False
     batch: int = 0
@@ -51,16 +48,27 @@ class Call:
     taken: int = 0
     """Chunks that its client has read and that have not been reported to its worker."""
 
+    def answer(self, answer: Answer, body: bytes = b"") -> None:
+        """Answer, or begin to stream, unless that has been done or nobody waits for it."""
+        if not self.reply.done():
+            self.answer_body = body
+            self.reply.set_result(answer)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Return whether a stream has begun, for which a client waits."""
+        if not self.reply.done() or self.reply.cancelled() or self.reply.exception() is not None:
+            return False
+        return self.reply.result().more
+
     def fail(self, fault: Fault) -> None:
         """Answer with an error, unless it is answered; a stream that has begun breaks off."""
         if not self.reply.done():
             self.reply.set_exception(fault)
-        elif not self.reply.cancelled() and self.reply.exception() is None:
-            chunks = self.reply.result().chunks
-            if chunks is not None:
-                if chunks.full():
-                    chunks.get_nowait()
-                chunks.put_nowait(fault)
+        elif self.is_streaming:
+            if self.chunks.full():
+                self.chunks.get_nowait()
+            self.chunks.put_nowait(fault)
 
 
 @dataclass(kw_only=True, eq=False)

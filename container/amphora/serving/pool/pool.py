@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import AmphoraError
-from amphora.serving.pool.connections import Call, Reply, WorkerConnection
+from amphora.serving.pool.connections import Call, WorkerConnection
 from amphora.serving.pool.dispatching import Dispatcher
 from amphora.serving.pool.spawner import ModelLoadError, Spawner
 from amphora.serving.pool.worker_adapters import WorkerAdapters
@@ -230,26 +230,17 @@ class Pool:
         if not message.more:
             del connection.calls[call.id]
         if isinstance(message, Answer):
-            if not call.reply.done():
-                # With room for the end, or for an error.
-                room = messages.CHUNKS_AHEAD + 1
-                reply = Reply(
-                    status=message.status, content_type=message.type, headers=message.headers,
-                    body=body, chunks=asyncio.Queue(room) if message.more else None,
-                )  # fmt: skip
-                call.reply.set_result(reply)
-        elif not call.reply.cancelled() and call.reply.exception() is None:
-            chunks = call.reply.result().chunks
-            assert chunks is not None
+            call.answer(message, body)
+        elif call.is_streaming:
             chunk = body if message.more else None
             if connection.takes_turns:
                 # Its credit is the room in the queue.
-                chunks.put_nowait(chunk)
+                call.chunks.put_nowait(chunk)
                 return
             connection.unwatch()
             try:
                 # A full queue stops the reading here, so that the worker waits for a slow client.
-                await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
+                await asyncio.wait_for(call.chunks.put(chunk), self.settings.timeout)
             except asyncio.TimeoutError:
                 self.cancel(call)
             connection.watch()

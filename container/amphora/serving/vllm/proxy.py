@@ -19,10 +19,11 @@ from amphora.common.errors import did_you_mean
 from amphora.serving.api import exchange, openai, write
 from amphora.serving.api.canonical import ApiRequest
 from amphora.serving.api.exchange import Exchange
-from amphora.serving.pool.connections import Call, Reply
+from amphora.serving.pool.connections import Call
 from amphora.serving.pool.pool import too_late
-from amphora.serving.protocol import media_types, messages, routes
+from amphora.serving.protocol import media_types, routes
 from amphora.serving.protocol.media_types import Fault, bad_request
+from amphora.serving.protocol.messages import Answer
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.lifecycle import VllmProcess, error_of
 from amphora.serving.vllm.translation import Chunks
@@ -67,10 +68,10 @@ class VllmServer(VllmProcess):
                     call.path, call.body, call.content_type, translation.TRAITS,
                     is_transform=self.settings.is_transform,
                 )  # fmt: skip
-                if read.records is None:
+                if read.records is None and (read.requests[0].streams or read.requests[0].route):
                     await self._pass_on(call, read)
                 else:
-                    await self._answer_lines(call, read)
+                    await self._answer_whole(call, read)
             except Fault as fault:
                 call.fail(fault)
             except asyncio.TimeoutError:
@@ -151,7 +152,7 @@ class VllmServer(VllmProcess):
         return route, {**body, "model": named}, cost
 
     async def _pass_on(self, call: Call, read: Exchange) -> None:
-        """Pass vLLM's answer or stream on, translated if the request was."""
+        """Pass an answer of vLLM's on, or a stream, translated if the request was."""
         (request,) = read.requests
         route, body, _ = self._translate(request, call)
         async with self.ask(route, body, headers=_session_of(call)) as response:
@@ -159,17 +160,12 @@ class VllmServer(VllmProcess):
                 raise _refused(response.status, await response.read(), request)
             kind = response.headers.get("content-type", media_types.JSON)
             if not request.streams:
-                answer: Any = await response.read()
-                if not request.route:
-                    prediction = translation.prediction_of(request, json.loads(answer))
-                    answer, kind = read.write([prediction], call.accept)
-                _settle(call, Reply(content_type=kind, headers=read.headers, body=answer))
+                whole = Answer(id=call.id, status=200, type=kind, headers={})
+                call.answer(whole, await response.read())
                 return
             if not request.route:
                 kind = read.stream_type(call.accept)
-            texts = Chunks()
-            chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(messages.CHUNKS_AHEAD)
-            reply = Reply(content_type=kind, chunks=chunks)
+            texts, head = Chunks(), Answer(id=call.id, status=200, type=kind, headers={}, more=True)
             last = data = b""
             # The first event comes in one piece: an error in it decides the status.
             while b"\n\n" not in data and len(data) < 1 << 16:
@@ -186,16 +182,16 @@ class VllmServer(VllmProcess):
                     message = error_of(last[last.index(_BROKEN) + len("data: ") :])["message"]
                     raise Fault(500, "stream_broken", f"vLLM's stream broke off: {message}")
                 # The status is sent with the first chunk. Earlier failures have an error status.
-                _settle(call, reply)
+                call.answer(head)
                 if data:
-                    await chunks.put(data)
+                    await call.chunks.put(data)
                 data = await response.content.readany()
-            _settle(call, reply)
-            await chunks.put(None)
+            call.answer(head)
+            await call.chunks.put(None)
 
-    async def _answer_lines(self, call: Call, read: Exchange) -> None:
-        """Answer JSON Lines or CSV. A line that is refused has its error as its answer."""
-
+    async def _answer_whole(self, call: Call, read: Exchange) -> None:
+        """Answer a body once vLLM has answered its requests. A line of JSON Lines or CSV that is
+        refused has its error as its answer."""
         spent = 0
 
         async def answer(request: ApiRequest) -> Any:
@@ -221,18 +217,12 @@ class VllmServer(VllmProcess):
                 task.cancel()
         body, kind = read.write(predictions, call.accept)
         assert isinstance(body, bytes)
-        _settle(call, Reply(content_type=kind, headers=read.headers, body=body))
+        call.answer(Answer(id=call.id, status=200, type=kind, headers=read.headers), body)
 
 
 def _session_of(call: Call) -> dict[str, str]:
     """Return the header of a session of SageMaker's, if the request has one."""
     return {_SESSION: call.headers[_SESSION]} if _SESSION in call.headers else {}
-
-
-def _settle(call: Call, reply: Reply) -> None:
-    """Begin the answer of a call, unless it has begun."""
-    if not call.reply.done():
-        call.reply.set_result(reply)
 
 
 def _number(value: Any) -> int:
