@@ -15,6 +15,7 @@ own generation take the same settings. A prediction is a dict of plain values:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,10 @@ class ModelTraits:
         name = description.get("model", "model")
         return cls(name=name, **known, **description.get("bodies", {}))
 
+    def no_inputs(self) -> Fault:
+        """Return the error for a body without an input."""
+        return bad_request(f"The request holds no inputs. {self.example}")
+
     def addressed(self, name: str) -> ModelTraits:
         """Return the model, or the adapter that a request names. Raise Fault (404) if there is
         none."""
@@ -102,10 +107,10 @@ class ApiRequest:
     form: Callable[[Mapping[str, Any]], Any] | None = None
     """Makes the API's document of a prediction; None: the answer is a list of entries, in any type
     that the client accepts."""
-    records: bool = False
-    """Whether its inputs are of several lines of JSON Lines or rows of CSV."""
-    group: int = 0
-    """The number that it has in common with those into which one request was split."""
+    compares: bool = False
+    """Whether its input compares a text with others, so that it shares no batch."""
+    records: Sequence[int] = ()
+    """The line of JSON Lines or row of CSV of each input, or of all if it is not `mergeable`."""
     kinds: Sequence[str] = (EVENTS,)
     """The types of a stream, the usual one first."""
     generates: ClassVar[bool] = False
@@ -116,6 +121,11 @@ class ApiRequest:
         """Return the request as plain values, for a handler."""
         names = ("inputs", "parameters", "single", "usual_tokens", "continues")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def mergeable(self) -> bool:
+        """Return whether inputs of other records may join its own."""
+        return not (self.generates or self.is_document or self.compares)
 
     @property
     def is_document(self) -> bool:
@@ -174,13 +184,6 @@ def check_keys(route: str, body: Any, needed: Collection[str], others: Collectio
     return body
 
 
-def unfinished_prompts(texts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
-    """Return the positions of the prompts that have a text which ended at the token limit."""
-    return [
-        index for index, some in enumerate(texts) if any(text["finish"] == LENGTH for text in some)
-    ]
-
-
-def error_entry(message: str, code: str = "bad_request") -> dict[str, Any]:
-    """Return the answer to an invalid record."""
-    return {"error": {"code": code, "message": message}}
+def wrong_value(key: str, value: Any, remedy: str) -> Fault:
+    """Return the error for the value of a key."""
+    return bad_request(f"{key} is {json.dumps(value)[:60]}: {remedy}", key)

@@ -3,7 +3,6 @@ answer that follows from its predictions."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,12 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amphora.serving.api import huggingface, media, openai, tei, write
-from amphora.serving.api.canonical import (
-    ApiRequest,
-    ModelTraits,
-    error_entry,
-    unfinished_prompts,
-)
+from amphora.serving.api.canonical import LENGTH, ApiRequest, ModelTraits
 from amphora.serving.protocol import routes
 from amphora.serving.protocol.media_types import Fault, bad_request
 
@@ -37,9 +31,9 @@ class Exchange:
     """The requests of one body, and what is known of their answers."""
 
     requests: list[ApiRequest]
-    records: list[tuple[int, int | None] | Fault] | None = None
-    """For each line of JSON Lines or row of CSV the group of its request, and the number of its
-    inputs if they are a list; or why it was refused. None for other bodies."""
+    records: list[bool | Fault] | None = None
+    """Of each line of JSON Lines or row of CSV whether it is a list of inputs, or why it was
+    refused. None for other bodies."""
     headers: dict[str, str] = field(default_factory=dict)
     """The headers X-Amphora-*, which list positions of inputs or records."""
     raises_faults: bool = True
@@ -53,12 +47,13 @@ class Exchange:
         other's answer. Return False if all of its inputs are of one record."""
         request = self.requests[index]
         count = len(request.inputs)
-        if not request.records or count < 2:
+        if not request.records or not request.mergeable or count < 2:
             return False
         size = max(1, count // _PARTS)
+        parts = [slice(start, start + size) for start in range(0, count, size)]
         self.requests[index : index + 1] = [
-            replace(request, inputs=request.inputs[start : start + size])
-            for start in range(0, count, size)
+            replace(request, inputs=request.inputs[part], records=request.records[part])
+            for part in parts
         ]
         return True
 
@@ -94,8 +89,8 @@ class Exchange:
         if request.is_document:
             return write.document(answer, pause)
         if request.generates:
-            self._note(Unfinished=unfinished_prompts(entries))
-        elif self.nests_labels and request.single and not huggingface.is_ranking(request):
+            self._note(Unfinished=_unfinished(entries))
+        elif self.nests_labels and request.single and not request.compares:
             answer, single = answer if isinstance(answer[0], list) else [answer], False
         return write.entries(answer, accept, single=single, pause=pause)
 
@@ -107,33 +102,26 @@ class Exchange:
     def _records_of(self, predictions: Sequence[Any]) -> list[Any]:
         """Return the answer to each record. Raise Fault if all were refused."""
         assert self.records is not None
-        notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
-        parts: dict[int, list[Iterator[tuple[Any, str]]]] = {}
+        parts: list[list[tuple[Any, str]]] = [
+            [(record, "Failed")] if isinstance(record, Fault) else [] for record in self.records
+        ]
         for request, prediction in zip(self.requests, predictions, strict=True):
-            parts.setdefault(request.group, []).append(_entries_of(request, prediction))
-        rest = {group: itertools.chain.from_iterable(some) for group, some in parts.items()}
+            for index, entry, note in _entries_of(request, prediction):
+                parts[index].append((entry, note))
+        notes: dict[str, list[int]] = {"Truncated": [], "Failed": [], "Unfinished": []}
         answers: list[Any] = []
         faults: list[Fault] = []
-        is_answered = False
-        for index, record in enumerate(self.records):
-            group, count = (0, None) if isinstance(record, Fault) else record
-            some = (
-                [(record, "Failed")]
-                if isinstance(record, Fault)
-                else [*itertools.islice(rest[group], count or 1)]
-            )
-            for note in {note for _, note in some if note}:
+        for index, (record, part) in enumerate(zip(self.records, parts, strict=True)):
+            for note in {note for _, note in part if note}:
                 notes[note].append(index)
             entries = []
-            for entry, note in some:
+            for entry, note in part:
                 if note == "Failed":
-                    faults.append(_advised(entry))
-                    entry = error_entry(str(faults[-1]), faults[-1].code)
-                else:
-                    is_answered = True
+                    faults.append(fault := _advised(entry))
+                    entry = {"error": {"code": fault.code, "message": str(fault)}}
                 entries.append(entry)
-            answers.append(entries[0] if count is None else entries)
-        if not is_answered and self.raises_faults:
+            answers.append(entries if record is True else entries[0])
+        if self.raises_faults and len(faults) == sum(map(len, parts)):
             raise faults[0]
         self._note(**notes)
         return answers
@@ -144,23 +132,30 @@ class Exchange:
                 self.headers[f"X-Amphora-{name}"] = ",".join(map(str, indices))
 
 
-def _entries_of(request: ApiRequest, prediction: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the answer to each of a request's records, or what is wrong with it, with the header
-    that lists it."""
+def _unfinished(texts: Sequence[Sequence[Mapping[str, Any]]]) -> list[int]:
+    """Return the positions of the prompts that have a text which ended at the token limit."""
+    return [
+        index for index, some in enumerate(texts) if any(text["finish"] == LENGTH for text in some)
+    ]
+
+
+def _entries_of(request: ApiRequest, prediction: Any) -> Iterator[tuple[int, Any, str]]:
+    """Yield the record of each of a request's answers, and the answer, or what is wrong, with the
+    header that lists it."""
     if isinstance(prediction, Fault):
-        count = len(request.inputs) if request.records else 1
-        yield from itertools.repeat((prediction, "Failed"), count)
-    elif request.records:
+        yield from ((index, prediction, "Failed") for index in request.records)
+    elif request.mergeable:
         truncated = set(prediction["truncated"])
-        for index, entry in enumerate(prediction["entries"]):
+        pairs = zip(request.records, prediction["entries"], strict=True)
+        for number, (index, entry) in enumerate(pairs):
             is_failed = isinstance(entry, Exception)
-            yield entry, "Failed" if is_failed else "Truncated" if index in truncated else ""
+            yield index, entry, "Failed" if is_failed else "Truncated" * (number in truncated)
     else:
         document = request.answer(prediction)
         is_one = prediction.get("single") and not request.is_document
-        is_cut = request.generates and unfinished_prompts(prediction["entries"])
+        is_cut = request.generates and _unfinished(prediction["entries"])
         note = "Unfinished" if is_cut else "Truncated" if prediction.get("truncated") else ""
-        yield document[0] if is_one else document, note
+        yield request.records[0], document[0] if is_one else document, note
 
 
 def _advised(error: Exception) -> Fault:
@@ -202,36 +197,20 @@ def read(
             "image, audio or video if the model's task reads them."
         )
     media.check_utf8(content_type)
-    if kind == media.TEXT:
-        return Exchange(requests=[huggingface.read_text(body, model)])
-    if kind == media.JSON:
-        return Exchange(requests=[_read_any(body, model)])
+    if kind in (media.JSON, media.TEXT):
+        read_one = _read_any if kind == media.JSON else huggingface.read_text
+        return Exchange(requests=[read_one(body, model)])
     if not body.strip() and not is_transform:
-        raise bad_request(f"The request holds no inputs. {model.example}")
+        raise model.no_inputs()
     if kind == media.JSON_LINES:
-        read_body = _gather(huggingface.read_lines(body, lambda line: _read_any(line, model)))
+        exchange = _gather(huggingface.read_lines(body, lambda line: _read_any(line, model)))
     else:
-        rows = huggingface.read_csv(body, content_type, model)
-        inputs = [row for row in rows if not isinstance(row, Fault)]
-        if model.settings or not inputs:
-            read_body = _gather(
-                [
-                    row
-                    if isinstance(row, Fault)
-                    else huggingface.read_document("", {"inputs": row}, model)
-                    for row in rows
-                ]
-            )
-        else:  # the same, in a tenth of the time
-            read_body = Exchange(
-                requests=[ApiRequest(inputs=inputs, records=True)],
-                records=[row if isinstance(row, Fault) else (0, None) for row in rows],
-            )
-    if not read_body.requests and not is_transform:
-        refused = [line for line in read_body.records or () if isinstance(line, Fault)]
-        raise [*refused, bad_request(f"The request holds no inputs. {model.example}")][0]
-    read_body.raises_faults = not is_transform
-    return read_body
+        exchange = _gather_rows(huggingface.read_csv(body, content_type, model), model)
+    if not exchange.requests and not is_transform:
+        refused = [line for line in exchange.records or () if isinstance(line, Fault)]
+        raise [*refused, model.no_inputs()][0]
+    exchange.raises_faults = not is_transform
+    return exchange
 
 
 def _read_any(body: bytes, model: ModelTraits) -> ApiRequest:
@@ -290,19 +269,38 @@ def route_of(document: Mapping[str, Any], model: ModelTraits) -> str:
 def _gather(lines: Sequence[ApiRequest | Fault]) -> Exchange:
     """Return the exchange of records: those of equal parameters are one request."""
     requests: list[ApiRequest] = []
-    records: list[tuple[int, int | None] | Fault] = []
-    alike: dict[str, int] = {}
-    for line in lines:
+    records: list[bool | Fault] = []
+    alike: dict[str, tuple[list[Any], list[int]]] = {}
+    for index, line in enumerate(lines):
         if isinstance(line, Fault):
             records.append(line)
-        elif line.generates or line.form is not None or huggingface.is_ranking(line):
-            records.append((len(requests), None))
-            requests.append(replace(line, group=len(requests)))
-        else:
-            group = alike.setdefault(json.dumps(line.parameters, sort_keys=True), len(requests))
-            if group == len(requests):
-                first = replace(line, inputs=[], single=False, records=True, group=group)
-                requests.append(first)
-            requests[group].inputs.extend(line.inputs)  # type: ignore[attr-defined]
-            records.append((group, None if line.single else len(line.inputs)))
+            continue
+        records.append(line.mergeable and not line.single)
+        if not line.mergeable:
+            requests.append(replace(line, records=[index]))
+            continue
+        parameters = json.dumps(line.parameters, sort_keys=True)
+        if parameters not in alike:
+            alike[parameters] = [], []
+            inputs, owners = alike[parameters]
+            requests.append(replace(line, inputs=inputs, single=False, records=owners))
+        inputs, owners = alike[parameters]
+        inputs.extend(line.inputs)
+        owners.extend([index] * len(line.inputs))
+    return Exchange(requests=requests, records=records)
+
+
+def _gather_rows(rows: Sequence[Any], model: ModelTraits) -> Exchange:
+    """Return the exchange of the inputs of CSV's rows."""
+    if model.settings:
+
+        def read_row(row: Any) -> Any:
+            return huggingface.read_document("", {"inputs": row}, model)
+
+        return _gather([row if isinstance(row, Fault) else read_row(row) for row in rows])
+    # The same, in a tenth of the time.
+    owners = [index for index, row in enumerate(rows) if not isinstance(row, Fault)]
+    inputs = [rows[index] for index in owners]
+    requests = [ApiRequest(inputs=inputs, records=owners)] if inputs else []
+    records = [row if isinstance(row, Fault) else False for row in rows]
     return Exchange(requests=requests, records=records)

@@ -113,11 +113,8 @@ def read_document(route: str, document: object, model: ModelTraits) -> ApiReques
                 "inputs",
             )
         if nested is not None and not isinstance(nested, dict):
-            raise bad_request(
-                f"'parameters' is {json.dumps(nested)[:60]}: give an object, as in "
-                '{"inputs": ..., "parameters": {"top_k": 2}}.',
-                "parameters",
-            )
+            remedy = 'give an object, as in {"inputs": ..., "parameters": {"top_k": 2}}.'
+            raise bad_request(f"'parameters' is {json.dumps(nested)[:60]}: {remedy}", "parameters")
         for name in set(rest) & set(nested or {}):
             if rest[name] != (nested or {})[name]:
                 raise bad_request(f"{name!r} stands in the request twice, with two values.")
@@ -125,7 +122,7 @@ def read_document(route: str, document: object, model: ModelTraits) -> ApiReques
     is_list = isinstance(inputs, list) and not is_conversation(inputs)
     values = inputs if is_list else [inputs]
     if not values:
-        raise bad_request(f"The request holds no inputs. {model.example}")
+        raise model.no_inputs()
     if model.settings:
         prompts = []
         for value in values:
@@ -135,20 +132,15 @@ def read_document(route: str, document: object, model: ModelTraits) -> ApiReques
         return tgi.read_generation(route, prompts, parameters, model, single=not is_list)
     if not is_list and isinstance(inputs, dict) and set(inputs) == {"query", "documents"}:
         values = [{"query": inputs["query"], "texts": plain_documents(inputs["documents"])}]
-    return ApiRequest(inputs=values, parameters=parameters, single=not is_list)
-
-
-def is_ranking(request: ApiRequest) -> bool:
-    """Return whether a request compares a text with others, so that it shares no batch."""
-    value = request.inputs[0] if request.single else None
-    return isinstance(value, dict) and any(form <= set(value) for form in _RANKINGS)
+    compares = isinstance(inputs, dict) and any(form <= {*values[0]} for form in _RANKINGS)
+    return ApiRequest(inputs=values, parameters=parameters, single=not is_list, compares=compares)
 
 
 def read_text(body: bytes, model: ModelTraits) -> ApiRequest:
     """Return the request of a plain text in UTF-8."""
     text = text_of(body)
     if not text.strip():
-        raise bad_request(f"The request holds no inputs. {model.example}")
+        raise model.no_inputs()
     return read_document("", text, model)
 
 

@@ -16,7 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amphora.serving.api.canonical import LENGTH, ApiRequest, ModelTraits, check_flags, check_keys
+from amphora.serving.api.canonical import (
+    LENGTH,
+    ApiRequest,
+    ModelTraits,
+    check_flags,
+    check_keys,
+    wrong_value,
+)
 from amphora.serving.api.tei import NAMES
 from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.protocol.routes import CHAT, EMBEDDINGS
@@ -69,8 +76,7 @@ def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
         settings["max_tokens"] = body["max_completion_tokens"]
     temperature = settings.get("temperature", 1)
     if type(temperature) not in (int, float) or not 0 <= temperature <= 2:
-        shown = json.dumps(temperature)[:60]
-        raise bad_request(f"temperature is {shown}: give a number from 0 to 2.", "temperature")
+        raise wrong_value("temperature", temperature, "give a number from 0 to 2.")
     # The API's defaults replace those of the model's generation_config.json.
     settings = {"temperature": 1.0, "top_p": 1, "top_k": 0, **settings}
     if settings["top_k"] == -1:
@@ -79,11 +85,8 @@ def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
     has_usage = options.get("include_usage", False) if isinstance(options, dict) else None
     flags = {"include_usage": has_usage, "include_obfuscation": False}
     if type(has_usage) is not bool or {**flags, **options} != flags:
-        raise bad_request(
-            f"stream_options is {json.dumps(options)[:60]}: give an object with"
-            ' "include_usage": obfuscation is not supported.',
-            "stream_options",
-        )
+        remedy = 'give an object with "include_usage": obfuscation is not supported.'
+        raise wrong_value("stream_options", options, remedy)
     if "stream_options" in body and not body.get("stream"):
         raise bad_request("stream_options needs stream: true.", "stream_options")
     if streams := body.get("stream", False):
@@ -105,12 +108,11 @@ def _refuse_unsupported(body: Mapping[str, Any], scores: Collection[str]) -> Non
         given = body[name]
         if any(given == v and isinstance(given, bool) == isinstance(v, bool) for v in idle[name]):
             continue
-        shown = json.dumps(given)[:60]
         if name not in scores:
             engine = "" if name in _OTHERS else ", which only vLLM supports"
-            raise bad_request(f"{name} is {shown}{engine}: leave it out.", name)
+            raise bad_request(f"{name} is {json.dumps(given)[:60]}{engine}: leave it out.", name)
         if body.get("stream"):
-            raise bad_request(f"{name} is {shown}: only vLLM streams with it.", name)
+            raise wrong_value(name, given, "only vLLM streams with it.")
     if body.get("tools") and body.get("tool_choice") != "none":
         message = 'Only vLLM supports tools: leave them out, or give tool_choice "none".'
         raise bad_request(message, "tools")
@@ -126,18 +128,13 @@ def replace_do_sample(document: Any) -> Any:
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise bad_request(
-            f"messages is {json.dumps(value)[:60]}: give a list of messages.", "messages"
-        )
+        raise wrong_value("messages", value, "give a list of messages.")
     messages = []
     for index, message in enumerate(value):
         key = f"messages[{index}]"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise bad_request(
-                f"{key} is {json.dumps(message)[:60]}: give"
-                f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.',
-                key,
-            )
+            usual = '{"role": "user", "content": "a text"}'
+            raise wrong_value(key, message, f"give {usual}; roles are {', '.join(_ROLES)}.")
         given = {name: value for name, value in message.items() if value not in (None, [])}
         if extra := sorted(set(given) - {"role", "content", "name", "refusal", "annotations"}):
             raise bad_request(f"{key} has {', '.join(extra)}, which is not supported.", key)
@@ -162,11 +159,8 @@ def _are_ids(value: Any) -> bool:
 def _prompts(value: Any) -> list[Any]:
     prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
     if not prompts or not all(isinstance(part, str) or _are_ids(part) for part in prompts):
-        raise bad_request(
-            f"prompt is {json.dumps(value)[:60]}: give a text, a list of token ids, or a list of"
-            " these.",
-            "prompt",
-        )
+        remedy = "give a text, a list of token ids, or a list of these."
+        raise wrong_value("prompt", value, remedy)
     return prompts
 
 
@@ -174,10 +168,11 @@ def _read_embeddings(document: Any, model: ModelTraits) -> ApiRequest:
     body = check_keys(EMBEDDINGS, document, {"input"}, {*REMARKS, "encoding_format", "dimensions"})
     texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-        raise bad_request(
-            f"input is {json.dumps(body['input'])[:60]}: give a text or a list of texts, not token"
-            " ids (LangChain: check_embedding_ctx_length=False).",
+        raise wrong_value(
             "input",
+            body["input"],
+            "give a text or a list of texts, not token ids (LangChain:"
+            " check_embedding_ctx_length=False).",
         )
     if not all(texts):
         raise bad_request("A text of the input is empty.", "input")

@@ -3,14 +3,18 @@ and Cohere's APIs."""
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-from amphora.serving.api.canonical import ApiRequest, ModelTraits, check_flags, check_keys
-from amphora.serving.protocol.media_types import bad_request
+from amphora.serving.api.canonical import (
+    ApiRequest,
+    ModelTraits,
+    check_flags,
+    check_keys,
+    wrong_value,
+)
 from amphora.serving.protocol.routes import EMBED, PREDICT, RANKING, RERANK, RERANK_1
 
 _LENGTHS = ("truncate", "truncation_direction")
@@ -67,11 +71,8 @@ def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
                 _is_sequence(part) and (is_single or isinstance(part, list)) for part in sequences
             )
         ):
-            raise bad_request(
-                f"inputs is {json.dumps(inputs)[:60]}: give a text, a pair [a, b], or a list of"
-                " lists of one or two texts.",
-                "inputs",
-            )
+            remedy = "give a text, a pair [a, b], or a list of lists of one or two texts."
+            raise wrong_value("inputs", inputs, remedy)
         texts = [p[0] if isinstance(p, list) and len(p) == 1 else p for p in sequences]
         form = (lambda prediction: prediction["entries"][0]) if is_single else _entries
         return ApiRequest(inputs=texts, parameters=parameters, form=form)
@@ -79,10 +80,10 @@ def read(route: str, document: Any, model: ModelTraits) -> ApiRequest:
     texts = plain_documents(body[name])
     _check_texts(name, texts)
     if not isinstance(body["query"], str):
-        raise bad_request(f"query is {json.dumps(body['query'])[:60]}: give a text.", "query")
+        raise wrong_value("query", body["query"], "give a text.")
     top = body.get("top_n")
     if top is not None and (type(top) is not int or top < 1):
-        raise bad_request(f"top_n is {json.dumps(top)}: give a whole number from 1.", "top_n")
+        raise wrong_value("top_n", top, "give a whole number from 1.")
 
     def rank(prediction: Mapping[str, Any]) -> Any:
         if route == RERANK:
@@ -117,4 +118,4 @@ def _is_sequence(value: Any) -> bool:
 
 def _check_texts(name: str, texts: Any, also: str = "") -> None:
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-        raise bad_request(f"{name} is {json.dumps(texts)[:60]}: give a list of texts{also}.", name)
+        raise wrong_value(name, texts, f"give a list of texts{also}.")

@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amphora.serving.api.canonical import ApiRequest, ModelTraits, check_flags, is_conversation
+from amphora.serving.api.canonical import (
+    ApiRequest,
+    ModelTraits,
+    check_flags,
+    is_conversation,
+    wrong_value,
+)
 from amphora.serving.api.media import EVENTS, JSON_LINES, TEXT
 from amphora.serving.protocol.media_types import bad_request
 from amphora.serving.protocol.routes import GENERATE_STREAM, TGI
@@ -138,9 +144,9 @@ def _settings(values: Mapping[str, Any], model: ModelTraits) -> dict[str, Any]:
     elsewhere = [n for n in refused if not model.passed and n in {**_NAMES, **_OTHERS}]
     for name in refused:
         if name in _IDLE:
-            shown, only = json.dumps(values[name])[:60], json.dumps(_IDLE[name])
             engine = " It needs vLLM." if name in elsewhere else ""
-            raise bad_request(f"{name} is {shown}: give {only}, or leave it out.{engine}", name)
+            remedy = f"give {json.dumps(_IDLE[name])}, or leave it out.{engine}"
+            raise wrong_value(name, values[name], remedy)
     if refused:
         needs = f" Only vLLM supports {', '.join(elsewhere)}." if elsewhere else ""
         raise bad_request(
