@@ -24,7 +24,7 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.backend import bounds, turns
-    from recipe.backend.requests.payloads import PreparedRequest, Request
+    from recipe.backend.requests.payloads import Request
     from recipe.backend.requests.probes import TEXTS
     from recipe.backend.served_task import ServedTask
     from recipe.backend.shared_encoder import takes_adapters
@@ -76,7 +76,7 @@ def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
         engine.start()
 
 
-def request_fn(request: Mapping[str, Any], model: ServedTask) -> PreparedRequest:
+def request_fn(request: Mapping[str, Any], model: ServedTask) -> Request:
     """Prepare a request of the server's API layer (`amphora.serving.api`), whose plain values are
     the fields of a `Request`. Raise BadRequest if an input or a parameter is wrong, or the requests
     of its body cost too much together."""
@@ -87,12 +87,12 @@ def request_fn(request: Mapping[str, Any], model: ServedTask) -> PreparedRequest
         return prepared if task is model else replace(prepared, task=task)
 
 
-def tokens_fn(data: PreparedRequest, model: ServedTask) -> list[int]:
+def tokens_fn(data: Request, model: ServedTask) -> list[int]:
     """Return the number of tokens of each text."""
     return list(data.sizes)
 
 
-def predict_batch_fn(inputs: Sequence[PreparedRequest], model: ServedTask) -> list[Any]:
+def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     """Compute all requests together. Return a dict of plain values for each, which
     `amphora.serving.api.canonical` describes; an exception; an iterator over the pieces of a
     stream; or, for a prediction that takes many turns, a function that returns the dict."""

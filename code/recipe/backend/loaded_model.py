@@ -17,7 +17,7 @@ from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, Text
+from recipe.backend.requests.payloads import BadRequest, Request, Text
 from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
 from recipe.spec import TEXT, TEXT_PAIR, TRAINED_TASK
 from recipe.tokenization.encoding import encode, encode_pairs, truncate_on
@@ -103,10 +103,10 @@ class LoadedModel:
         languages: Mapping[str, str | None] | None = None,
         tokenize: Callable[[Sequence[Any], int], list[TokenRow]] | None = None,
         needed: int | None = None,
-    ) -> PreparedRequest:
-        """Tokenize the texts or pairs of a request; `PreparedRequest.work` has a row for each.
-        Raise BadRequest for one without a token, or a longer one than is read if the parameter
-        `truncation` forbids to truncate it.
+    ) -> Request:
+        """Tokenize the texts or pairs of a request; its `work` has a row for each. Raise BadRequest
+        for one without a token, or a longer one than is read if the parameter `truncation` forbids
+        to truncate it.
 
         Args:
             prefix: The text before each text.
@@ -156,10 +156,9 @@ class LoadedModel:
             if is_cut:
                 truncated.append(index)
         sizes = [len(row.ids) for row in rows]
-        return PreparedRequest(
-            request=request, values=texts, sizes=sizes, tokens=sum(sizes), truncated=truncated,
-            work=rows,
-        )  # fmt: skip
+        return replace(
+            request, values=texts, sizes=sizes, tokens=sum(sizes), truncated=truncated, work=rows
+        )
 
     def _tokenize(self, texts: Sequence[Text], limit: int) -> list[TokenRow]:
         if self.typed or not all(isinstance(text, str) for text in texts):
@@ -193,9 +192,7 @@ class LoadedModel:
         decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
-    def rows(
-        self, prepared: Sequence[PreparedRequest], reading: Reading
-    ) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
         """Compute the texts of all requests together. Return for each request a tensor for each
         of its texts, in float32 on the CPU."""
         results = iter(self.forward([row for some in prepared for row in some.work], reading))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.packed_rows import PackedRows
-from recipe.backend.requests.payloads import TEXT_KEYS, PreparedRequest, Request
+from recipe.backend.requests.payloads import TEXT_KEYS, Request
 from recipe.backend.requests.probes import TEXTS
 from recipe.backend.shared_encoder import LoadedAdapters
 from recipe.compat import UNBOUNDED
@@ -95,20 +95,20 @@ class ServedTask(ABC):
         requests = [self.example(text) for text in TEXTS]
         return [request for request in requests if request is not None]
 
-    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
+    def prompt_ids(self, prepared: Request) -> Sequence[int]:
         """Return the tokens of a request's only prompt, if the model generates text."""
         raise NotImplementedError
 
-    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
+    def continue_prompt(self, prepared: Request) -> list[int]:
         """Return the generated tokens of a request's only prompt, of an encoder-decoder all of its
         decoder."""
         raise NotImplementedError
 
     @abstractmethod
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         """Read a request's inputs and prepare them for the model. Raise BadRequest if a parameter
         or an input is not one of the task's."""
 
     @abstractmethod
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return the prediction for each request, or an exception in its place."""

@@ -13,7 +13,7 @@ from transformers import AutoModel
 from recipe.backend import loading
 from recipe.backend.proofs import verification
 from recipe.backend.proofs.checking import Captured, replay_task
-from recipe.backend.requests.payloads import PreparedRequest, Request
+from recipe.backend.requests.payloads import Request
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
 from recipe.backend.shared_encoder import EncoderShare, HostedOrigin, SharedEncoder
@@ -70,7 +70,7 @@ def select(request: Request, model: ServedTask) -> ServedTask:
     return model.adapters.tasks[request.adapter] if request.adapter else model
 
 
-def predict(inputs: Sequence[PreparedRequest], model: ServedTask) -> list[Any]:
+def predict(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     """Return a prediction for each request, or an exception. The encoder computes the texts of all
     adapters together."""
     members: dict[int, list[int]] = {}

@@ -15,13 +15,7 @@ from recipe.backend.generation.gathering import TokenizedInput
 from recipe.backend.generation.options import GenerationSettings
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests.parameters import are_ids
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    PreparedRequest,
-    Request,
-    a_text,
-    is_conversation,
-)
+from recipe.backend.requests.payloads import BadRequest, Request, a_text, is_conversation
 from recipe.backend.saved.weights import embeddings_of
 
 _MESSAGE_BYTES = 32
@@ -54,7 +48,7 @@ class Prompts:
     stop: tuple[str, ...] = ()
     """The stop texts of the model's generation_config."""
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         """Return a request with its prompts; sizes are the most tokens of each and its text. Raise
         BadRequest if parameters or inputs are wrong, or do not fit into the model."""
         settings = options.settings_of(request.parameters, request.usual_tokens)
@@ -83,9 +77,7 @@ class Prompts:
             scored = settings.sequences * sum(sizes)
             bounds.hold(Bound.READ, scored)
             bounds.hold(Bound.ANSWER, scored * (3 + 2 * top), f"{scored:,} tokens x {3 + 2 * top}")
-        return PreparedRequest(
-            request=request, values=sources, sizes=sizes, tokens=read, work=prompts
-        )
+        return replace(request, values=sources, sizes=sizes, tokens=read, work=prompts)
 
     def _prompt(
         self, source: Any, index: int, settings: GenerationSettings, *, may_continue: bool

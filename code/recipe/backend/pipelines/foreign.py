@@ -26,12 +26,7 @@ from recipe.backend.pipelines.inputs import (
     inputs_of,
 )
 from recipe.backend.pipelines.library import lacks_library, load_pipeline, registered_name
-from recipe.backend.requests.payloads import (
-    TEXT_KEYS,
-    BadRequest,
-    PreparedRequest,
-    Request,
-)
+from recipe.backend.requests.payloads import TEXT_KEYS, BadRequest, Request
 from recipe.backend.requests.probes import draw_images
 from recipe.backend.served_task import ServedTask
 from recipe.compat import UNBOUNDED, positions_of
@@ -149,7 +144,7 @@ class Foreign(ServedTask):
         pairs = [*itertools.permutations([*keys, "image"], 2)]
         return {**described, "bodies": {"texts": TEXT_KEYS[:1], "pairs": pairs}}
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         """Return the pipeline's inputs. Each has the size 1, since its tokens are unknown."""
         request = self._checked(request)
         if self.reads.bare == "pair" and isinstance(request.inputs[0], str):
@@ -180,9 +175,7 @@ class Foreign(ServedTask):
             if getattr(self.pipeline, "type", "") == "tapas" and self._is_cut(value)
         ]
         sizes = [1] * len(values)
-        return PreparedRequest(
-            request=request, values=values, sizes=sizes, truncated=cut, work=(reader, arguments)
-        )
+        return replace(request, values=values, sizes=sizes, truncated=cut, work=(reader, arguments))
 
     def _is_cut(self, value: Mapping[str, Any]) -> bool:
         """Return whether TAPAS drops rows of a table, which has more tokens than it reads. Raise
@@ -260,7 +253,7 @@ class Foreign(ServedTask):
             arguments["points_per_batch"] = min(arguments.get("points_per_batch", 64), most)
         return arguments
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return the pipeline's answers to each request, or an exception in their place."""
         answers: list[Any] = []
         for prepared in requests:
@@ -270,7 +263,7 @@ class Foreign(ServedTask):
                 answers.append(error)
         return answers
 
-    def _answer(self, prepared: PreparedRequest) -> dict[str, Any]:
+    def _answer(self, prepared: Request) -> dict[str, Any]:
         """Return the pipeline's answer to each input, or BadRequest if it cannot read it. Raise
         RuntimeError if the device fails."""
         reader, arguments = prepared.work
@@ -292,7 +285,7 @@ class Foreign(ServedTask):
                 count += _size_of(answer)
                 bounds.hold(Bound.ANSWER, count)
                 answers.append(_restored(answer, reader.sent) if reader.sent else answer)
-        return prepared.answer(answers, single=prepared.request.single)
+        return prepared.answer(answers, single=prepared.single)
 
 
 _EXAMPLES = {

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.proofs.proof import Probe, ProbeRow
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request
+from recipe.backend.requests.payloads import BadRequest, Request
 from recipe.backend.rows import OutputKind, TokenRow
 from recipe.backend.served_task import ServedTask
 
@@ -61,7 +61,7 @@ def replay_task(task: ServedTask, given: Sequence[Sequence[Tensor]]) -> ServedTa
     return replaced
 
 
-def prepare(task: ServedTask, request: Request) -> PreparedRequest | None:
+def prepare(task: ServedTask, request: Request) -> Request | None:
     """Return a probe's request as its task prepares it; None if it is refused."""
     try:
         return task.prepare(request)
@@ -69,9 +69,7 @@ def prepare(task: ServedTask, request: Request) -> PreparedRequest | None:
         return None
 
 
-def rows_of(
-    task: ServedTask, prepared: PreparedRequest
-) -> tuple[list[ProbeRow], OutputKind | None]:
+def rows_of(task: ServedTask, prepared: Request) -> tuple[list[ProbeRow], OutputKind | None]:
     """Return the rows of tokens that a task computes for a request, and what it reads of each;
     None for a prompt, whose generated tokens are not among them."""
     if task.generates:
@@ -83,7 +81,7 @@ def rows_of(
     raise TypeError(f"{type(task).__name__} does not compute its answers by its LoadedModel")
 
 
-def answer_of(task: ServedTask, prepared: PreparedRequest, values: Sequence[Tensor]) -> Any:
+def answer_of(task: ServedTask, prepared: Request, values: Sequence[Tensor]) -> Any:
     """Return the task's answer to a request, made of values of its rows, as JSON."""
     answerer = replay_task(task, [values]) if task.loaded_model is not None else task
     with torch.inference_mode():

@@ -38,7 +38,7 @@ class NotTakenHere(BadRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request that the server has read from a body."""
+    """A request that the server has read from a body; and what its task prepares for the model."""
 
     inputs: Sequence[Any]
     """Values of JSON, texts, or the bytes of a file."""
@@ -53,6 +53,18 @@ class Request:
     """What the requests before it in the same body cost (`bounds.shared`)."""
     adapter: str = ""
     """The name of the adapter that answers; empty for the model itself."""
+    values: Sequence[Any] = ()
+    """What the task reads of each input, such as a `Text`."""
+    sizes: Sequence[int] = ()
+    """The number of tokens of each row of the model, including those that may be generated."""
+    tokens: int = 0
+    """The tokens of all inputs, which answers of some APIs name."""
+    truncated: Sequence[int] = ()
+    """Positions of the inputs that were truncated."""
+    work: Any = None
+    """What the task's model computes, such as rows of tokens."""
+    task: Any = None
+    """The task of the adapter that answers; None for the model itself."""
 
     @property
     def streams(self) -> bool:
@@ -99,31 +111,6 @@ class Request:
         if not values:
             raise BadRequest(f"There is no text. {EXAMPLE}")
         return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedRequest:
-    """A request whose inputs its task has prepared for the model."""
-
-    request: Request
-    """With checked parameters."""
-    values: Sequence[Any]
-    """What the task reads of each input, such as a `Text`."""
-    sizes: Sequence[int]
-    """The number of tokens of each row of the model, including those that may be generated."""
-    tokens: int = 0
-    """The tokens of all inputs, which answers of some APIs name."""
-    truncated: Sequence[int] = ()
-    """Positions of the inputs that were truncated."""
-    work: Any = None
-    """What the task's model computes, such as rows of tokens."""
-    task: Any = None
-    """The task of the adapter that answers; None for the model itself."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Return the request's parameters."""
-        return self.request.parameters
 
     def answer(self, entries: Sequence[Any], *, single: bool = False) -> dict[str, Any]:
         """Return the request's prediction, as `amphora.serving.api.canonical` describes it: for

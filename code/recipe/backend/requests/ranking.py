@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, Text, a_text
+from recipe.backend.requests.payloads import BadRequest, Request, Text, a_text
 
 QUERY, SIMILARITY = frozenset({"query", "texts"}), frozenset({"source_sentence", "sentences"})
 
@@ -21,7 +21,7 @@ class Ranking(list[Text]):
         """Whether the answer is ordered by score; otherwise it has the order of the texts."""
 
     def answer(
-        self, scores: Sequence[float], ranks: Sequence[float], prepared: PreparedRequest
+        self, scores: Sequence[float], ranks: Sequence[float], prepared: Request
     ) -> dict[str, Any]:
         """Return `[{"index", "score"}, ...]`, the text of the highest rank first, or the scores
         alone."""

@@ -13,7 +13,7 @@ from datasets import Dataset
 from recipe.backend.generation.prompts import TooLong
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.loading import wrap_model
-from recipe.backend.requests.payloads import PreparedRequest, Request
+from recipe.backend.requests.payloads import Request
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT
 from recipe.models import lora
 from recipe.tasks.causal_lm.serve import Generator
@@ -113,7 +113,7 @@ def answer_prompts(
     if any(not isinstance(exchange.prompt, str) for exchange in exchanges):
         chat_template.see_to_template(tokenizer)
     with served(model, tokenizer) as generator:
-        prepared: dict[int, PreparedRequest] = {}
+        prepared: dict[int, Request] = {}
         for exchange in exchanges:
             request = Request(
                 inputs=[_input_of(exchange, tokenizer)], parameters={"temperature": 0},

@@ -17,7 +17,7 @@ from recipe.backend.generation.decoding import LENGTH, Completion
 from recipe.backend.generation.gathering import GenerationGroups, GroupMembers
 from recipe.backend.generation.prompts import Prompt, Prompts
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import PreparedRequest, Request
+from recipe.backend.requests.payloads import Request
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.saved.weights import embeddings_of
 from recipe.backend.served_task import ServedTask
@@ -93,10 +93,10 @@ class Generator(ServedTask):
         parameters = {"max_tokens": NEW_TOKENS, "temperature": 0}
         return [Request(inputs=[prompt], parameters=parameters) for prompt in prompts]
 
-    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
+    def prompt_ids(self, prepared: Request) -> Sequence[int]:
         return list(prepared.work[0].ids)
 
-    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
+    def continue_prompt(self, prepared: Request) -> list[int]:
         ((text,),) = prompt_groups.write(self.loaded, prepared.work, lambda: None)
         return [token.id for token in text.tokens]
 
@@ -116,14 +116,14 @@ class Generator(ServedTask):
         described["bodies"]["settings"] = [*options.PARAMETERS]
         return described
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         prepared = self.prompts.prepare(request)
         if not self.merges and prepared.work[0].settings.logprobs is not None:
             longest, size = max(prepared.sizes), embeddings_of(self.loaded.model)
             bounds.hold(Bound.SCORES, longest * size, f"{longest:,} tokens x {size:,} scores")
         return prepared
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request a list of texts for each prompt, `{"text", "finish", "tokens"}`;
         with `stream` an iterator over the only text, each time with the token that was added, what
         it `added`, and the numbers of `prompt_tokens` and `generated` ones. If predictions take
@@ -131,7 +131,7 @@ class Generator(ServedTask):
         """
         answers: list[Any] = []
         for prepared in requests:
-            if prepared.request.streams:
+            if prepared.streams:
                 answers.append(self._stream(prepared))
                 continue
             prompts, parts = prepared.work, []
@@ -147,13 +147,13 @@ class Generator(ServedTask):
         tokenizer = self.loaded.tokenizer
         return dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
 
-    def _stream(self, prepared: PreparedRequest) -> Iterator[dict[str, Any]]:
+    def _stream(self, prepared: Request) -> Iterator[dict[str, Any]]:
         for text in prompt_groups.events(self.loaded, *prepared.work):
             last = replace(text, tokens=text.tokens[-1:])
             counts = {"prompt_tokens": prepared.tokens, "generated": len(text.tokens)}
             yield {**_plain_text(last, self._names), "added": last.tokens[0].text, **counts}
 
-    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> Any:
+    def _answer(self, prepared: Request, parts: Sequence[GroupMembers]) -> Any:
         prompts: Sequence[Prompt] = prepared.work
         settings = prompts[0].settings
         texts = self.gathering.results(parts)
@@ -169,7 +169,7 @@ class Generator(ServedTask):
                     text["echoed"] = echoed
         if settings.logprobs is not None:
             token_scores.score_tokens(self.loaded, prompts, plain, self.merges)
-        return prepared.answer(plain, single=prepared.request.single)
+        return prepared.answer(plain, single=prepared.single)
 
 
 def _plain_text(text: Completion, names: Mapping[int, str]) -> dict[str, Any]:

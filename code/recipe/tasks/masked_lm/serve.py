@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM
 from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, Request, a_text
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -53,7 +53,7 @@ class MaskFiller(ServedTask):
         example = f"Paris is the {self.loaded.tokenizer.mask_token} of France."
         return super().describe() | {"example_text": example}
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "fill-mask")
         mask = self.loaded.tokenizer.mask_token_id
         prepared = self.loaded.encode(request, request.read(a_text), needed=mask)
@@ -95,7 +95,7 @@ class MaskFiller(ServedTask):
             ids[token] = None
         return list(ids)
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request the best tokens for each text: `score` (a probability), `token`,
         `token_str` and the `sequence` with it; of several masks a list for each."""
         tokenizer: Any = self.loaded.tokenizer

@@ -11,12 +11,7 @@ import torch
 from recipe.backend import bounds, loading
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    PreparedRequest,
-    Request,
-    read_record,
-)
+from recipe.backend.requests.payloads import BadRequest, Request, read_record
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -46,7 +41,7 @@ class Chooser(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[{"question": text, "choices": ["a", "b"]}])
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(set(), "multiple-choice")
         questions = request.read(a_question)
         owners = [index for index, (*_, choices) in enumerate(questions) for _ in choices]
@@ -57,7 +52,7 @@ class Chooser(ServedTask):
         truncated = sorted({owners[index] for index in prepared.truncated})
         return replace(prepared, values=questions, truncated=truncated)
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request `{"choice", "index", "scores"}` for each question.
 
         Scores are the softmax over the choices, in their order.
@@ -71,7 +66,7 @@ class Chooser(ServedTask):
                 scores = torch.stack([next(logits)[0] for _ in choices]).softmax(-1)
                 best = int(scores.argmax())
                 entries.append({"choice": choices[best], "index": best, "scores": scores.tolist()})
-            answers.append(prepared.answer(entries, single=prepared.request.single))
+            answers.append(prepared.answer(entries, single=prepared.single))
         return answers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,7 @@ from transformers import AutoModelForQuestionAnswering
 from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    PreparedRequest,
-    Request,
-    read_record,
-)
+from recipe.backend.requests.payloads import BadRequest, Request, read_record
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.answer_spans import find_spans
@@ -57,7 +52,7 @@ class QuestionAnswerer(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[{"question": "Is it?", "context": text}])
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "question-answering")
         bounds.hold(Bound.ROWS, len(request.inputs))
         values = request.read(question_and_context)
@@ -72,7 +67,7 @@ class QuestionAnswerer(ServedTask):
             read += sum(lengths)
             bounds.hold(Bound.ROWS, len(sizes))
             bounds.hold(Bound.READ, read)
-        return PreparedRequest(request=request, values=values, sizes=sizes, work=work)
+        return replace(request, values=values, sizes=sizes, work=work)
 
     def _windows(
         self, question: str, context: str, parameters: Mapping[str, Any]
@@ -111,7 +106,7 @@ class QuestionAnswerer(ServedTask):
         encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
         return len(encoded["input_ids"])
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request, for each question `{"score", "start", "end", "answer"}`, where
         start and end are characters of the context; with `top_k` a list of the best."""
         parts = itertools.chain.from_iterable(prepared.work for prepared in requests)

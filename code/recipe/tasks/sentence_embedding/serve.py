@@ -22,12 +22,7 @@ from recipe.backend import bounds, loading, precision, programs, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import PARAMETERS, LoadedModel
 from recipe.backend.requests import ranking
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    PreparedRequest,
-    Request,
-    a_text,
-)
+from recipe.backend.requests.payloads import BadRequest, Request, a_text
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
@@ -66,15 +61,15 @@ class Embedder(ServedTask):
         """Return the numbers of a vector."""
         return self.loaded.width
 
-    def encode(self, request: Request, texts: Sequence[str]) -> PreparedRequest:
+    def encode(self, request: Request, texts: Sequence[str]) -> Request:
         """Return the tokens of each text."""
         return self.loaded.encode(request, texts)
 
-    def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Request]) -> list[list[torch.Tensor]]:
         """Return the vectors of each request's texts, at full width and not normalized."""
         return self.loaded.rows(prepared, Reading.MEAN)
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.renamed(_SAME)
         request = request.checked(self.parameters, "feature-extraction")
         compared = ranking.parts(request)
@@ -93,7 +88,7 @@ class Embedder(ServedTask):
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
         return self.encode(request, values)
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request a vector for each text; of `{"source_sentence", "sentences"}` the
         cosine of each sentence's vector to the source's."""
         answers: list[Any] = []
@@ -193,7 +188,7 @@ class SentenceVectors(Embedder):
     def width(self) -> int:
         return int(self.model.get_embedding_dimension() or 0)
 
-    def encode(self, request: Request, texts: Sequence[str]) -> PreparedRequest:
+    def encode(self, request: Request, texts: Sequence[str]) -> Request:
         """Tokenize each text after its prompt, as the library does.
 
         Raises:
@@ -231,7 +226,7 @@ class SentenceVectors(Embedder):
 
         return self.loaded.encode(request, texts, prompt, tokenize=tokenize)
 
-    def rows(self, prepared: Sequence[PreparedRequest]) -> list[list[torch.Tensor]]:
+    def rows(self, prepared: Sequence[Request]) -> list[list[torch.Tensor]]:
         """Return the vectors. Texts whose pooling leaves out as many tokens of a prompt are
         computed together."""
         alike: dict[int | None, list[TokenRow]] = {}
@@ -257,7 +252,7 @@ class TokenFeatures(ServedTask):
     served = replace(SPECS[0].served["feature-extraction"], routes=())
     loaded: LoadedModel
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.renamed({"truncate": "truncation"})
         known = {"truncation", "truncation_direction", "max_length"}
         request = request.checked(known, "feature-extraction")
@@ -266,7 +261,7 @@ class TokenFeatures(ServedTask):
         bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
         return prepared
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request a matrix of [1, tokens, hidden size] for each text, special
         tokens included, as transformers' pipeline answers; of a text in no list that matrix alone.
         """
@@ -276,7 +271,7 @@ class TokenFeatures(ServedTask):
             for state in states:
                 turns.pause()
                 matrices.append([state.tolist()])
-            answers.append(some.answer(matrices, single=some.request.single))
+            answers.append(some.answer(matrices, single=some.single))
         return answers
 
 

@@ -14,15 +14,7 @@ from recipe.backend import bounds, loaded_model, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import ranking
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    Label,
-    PreparedRequest,
-    Request,
-    Text,
-    a_text,
-    read_record,
-)
+from recipe.backend.requests.payloads import BadRequest, Label, Request, Text, a_text, read_record
 from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
@@ -84,7 +76,7 @@ class Classifier(ServedTask):
         """Describe the model with `labels`, the number of its classes."""
         return super().describe() | {"labels": self.loaded.model.config.num_labels}
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
         values: Sequence[Text] | None = ranking.pairs(request, labels)
@@ -125,7 +117,7 @@ class Classifier(ServedTask):
         cells = read_record(value, [trained, *forms] if columns else forms)
         return (cells["text"], cells["text_pair"]) if "text_pair" in cells else str(cells["text"])
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request an answer for each text: its best label; with `top_k` a list of
         its best labels (null: all); with `threshold` a list of those that reach it. Of `{"query",
         "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the score of
@@ -147,14 +139,13 @@ class Classifier(ServedTask):
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
-            values, request = prepared.values, prepared.request
-            if isinstance(values, Ranking):
+            if isinstance(values := prepared.values, Ranking):
                 answers.append(values.answer([float(row[0]) for row in rows], ranks, prepared))
                 continue
             # For a single text the pipeline returns a list with one label; for a pair, or an object
             # with a text, the label.
             chooses = not {"top_k", "threshold"}.isdisjoint(prepared.parameters)
-            single = request.single and (chooses or not isinstance(request.inputs[0], str))
+            single = prepared.single and (chooses or not isinstance(prepared.inputs[0], str))
             entries = [self._labels(row, prepared.parameters) for row in rows]
             answers.append(prepared.answer(entries, single=single))
         return answers

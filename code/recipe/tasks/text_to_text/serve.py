@@ -24,7 +24,7 @@ from recipe.backend.generation.gathering import GenerationGroups, GroupMembers, 
 from recipe.backend.generation.options import GREEDY_BELOW
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.padded_rows import BATCH
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, Request, a_text
 from recipe.backend.requests.probes import NEW_TOKENS, PROMPTS
 from recipe.backend.served_task import ServedTask
 from recipe.console import log
@@ -122,16 +122,16 @@ class TextGenerator(ServedTask):
         requests = map(self.example, PROMPTS)
         return [replace(one, parameters={**one.parameters, **longer}) for one in requests]
 
-    def prompt_ids(self, prepared: PreparedRequest) -> Sequence[int]:
+    def prompt_ids(self, prepared: Request) -> Sequence[int]:
         return list(prepared.work[0][0])
 
-    def continue_prompt(self, prepared: PreparedRequest) -> list[int]:
+    def continue_prompt(self, prepared: Request) -> list[int]:
         token_ids, options = prepared.work
         (output,) = self._generate(options, [TokenizedInput(0, token_ids[0])], lambda: None)
         tokens: list[int] = output.tolist()
         return tokens
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS.union(_LANGUAGES if self.languages else ()), self.task)
         sources = request.read(a_text)
         generation: Any = self.loaded.model.generation_config
@@ -165,7 +165,8 @@ class TextGenerator(ServedTask):
         prepared = self.loaded.encode(replace(request, parameters=kept), sources, prefix, languages)
         token_ids = [row.ids for row in prepared.work]
         sizes = [len(ids) + new for ids in token_ids]
-        return replace(prepared, request=request, sizes=sizes, work=(token_ids, options))
+        work, given = (token_ids, options), request.parameters
+        return replace(prepared, parameters=given, sizes=sizes, work=work)
 
     def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of `generate` for a request's parameters.
@@ -200,7 +201,7 @@ class TextGenerator(ServedTask):
             options.pop("seed", None)
         return options
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return the generated texts of each request, under the task's name.
 
         Texts of equal parameters are generated together. If predictions take turns, an answer is a
@@ -227,7 +228,7 @@ class TextGenerator(ServedTask):
             later.append(partial(self._answer, prepared, parts))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _answer(self, prepared: PreparedRequest, parts: Sequence[GroupMembers]) -> dict[str, Any]:
+    def _answer(self, prepared: Request, parts: Sequence[GroupMembers]) -> dict[str, Any]:
         texts = self.gathering.results(parts)
         return prepared.answer([{_NAMES[self.task]: text} for text in texts])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from recipe.backend import bounds, loading, turns
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.pipelines import library
-from recipe.backend.requests.payloads import BadRequest, PreparedRequest, Request, a_text
+from recipe.backend.requests.payloads import BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.models.sources.origin import Origin
@@ -48,7 +48,7 @@ class Tagger(ServedTask):
         pipeline.gather_pre_entities = pause_and_gather
         return cls(loaded=loaded, pipeline=pipeline)
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "token-classification")
         limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
         shared = request.parameters.get("stride")
@@ -90,11 +90,9 @@ class Tagger(ServedTask):
             bounds.hold(Bound.READ, read)
             if shared is None and sizes[-1] >= limit and self.loaded.is_longer(text, limit):
                 truncated.append(index)
-        return PreparedRequest(
-            request=request, values=texts, sizes=sizes, truncated=truncated, work=chunks
-        )
+        return replace(request, values=texts, sizes=sizes, truncated=truncated, work=chunks)
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request a list of entities for each text, as transformers' pipeline makes
         them: `entity`, `score` (a probability), `index` (of the token), `word`, `start` and `end`
         (characters); with an aggregation_strategy `entity_group` instead of entity and index.
@@ -131,5 +129,5 @@ class Tagger(ServedTask):
             except bounds.TooCostly as error:
                 answers.append(error)
             else:
-                answers.append(prepared.answer(entities, single=prepared.request.single))
+                answers.append(prepared.answer(entities, single=prepared.single))
         return answers

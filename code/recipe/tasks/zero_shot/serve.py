@@ -13,12 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from recipe.backend import bounds, loading, turns, zero_shot
 from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
-from recipe.backend.requests.payloads import (
-    BadRequest,
-    PreparedRequest,
-    Request,
-    a_text,
-)
+from recipe.backend.requests.payloads import BadRequest, Request, a_text
 from recipe.backend.rows import Reading, TokenRow
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -61,7 +56,7 @@ class ZeroShot(ServedTask):
     def example(self, text: str) -> Request:
         return Request(inputs=[text], parameters={"candidate_labels": ["a", "b"]})
 
-    def prepare(self, request: Request) -> PreparedRequest:
+    def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "zero-shot-classification")
         texts = request.read(a_text)
         count = len(texts)
@@ -95,7 +90,7 @@ class ZeroShot(ServedTask):
             raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
         return [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
 
-    def predict(self, requests: Sequence[PreparedRequest]) -> list[Any]:
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
         """Return for each request `{"sequence", "labels", "scores"}` for each text, the best label
         first.
 
@@ -105,7 +100,7 @@ class ZeroShot(ServedTask):
         answers = []
         logits_of_requests = self.loaded.rows(requests, Reading.LABELS)
         for prepared, rows in zip(requests, logits_of_requests, strict=True):
-            labels, logits = zero_shot.candidate_labels(prepared.request), iter(rows)
+            labels, logits = zero_shot.candidate_labels(prepared), iter(rows)
             entries = []
             for text in prepared.values:
                 turns.pause()
@@ -120,5 +115,5 @@ class ZeroShot(ServedTask):
                 entries.append(
                     {"sequence": text, "labels": names, "scores": ranked.values.tolist()}
                 )
-            answers.append(prepared.answer(entries, single=prepared.request.single))
+            answers.append(prepared.answer(entries, single=prepared.single))
         return answers
