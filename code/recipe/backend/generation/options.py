@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.backend.requests.parameters import FLAG, RULES, Rule, find_faults, number, whole
+from recipe.backend.requests.parameters import FLAG, RULES, Rule, number, whole
 from recipe.backend.requests.payloads import BadRequest
 
 MOST_SEQUENCES = 32
@@ -48,9 +49,8 @@ class GenerationSettings:
 
 
 _STOP = Rule(
-    lambda value: (
-        (isinstance(value, str) and bool(value))
-        or (isinstance(value, list) and all(isinstance(text, str) and text for text in value))
+    lambda value: all(
+        isinstance(text, str) and text for text in (value if isinstance(value, list) else [value])
     ),
     "a text or a list of texts, none of them empty",
 )
@@ -92,9 +92,12 @@ def settings_of(parameters: Mapping[str, Any], usual_tokens: int) -> GenerationS
         )
     # Only the log-probabilities of an echoed prompt need no further token.
     rules = PARAMETERS if parameters.get("echo") else {**PARAMETERS, "max_tokens": whole(1)}
-    if wrong := find_faults(parameters, rules):
-        name = next(n for n, value in parameters.items() if not rules[n].is_right(value))
-        raise BadRequest(". ".join(wrong) + ".", name)
+    if wrong := {n: value for n, value in parameters.items() if not rules[n].is_right(value)}:
+        texts = [
+            f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out."
+            for name, value in wrong.items()
+        ]
+        raise BadRequest(" ".join(texts), next(iter(wrong)))
     samples = parameters.get("temperature", 1) >= GREEDY_BELOW
     names = {**(dict.fromkeys(SAMPLING[1:]) if samples else {}), **_NAMES}
     chosen: list[tuple[str, Any]]

@@ -52,15 +52,6 @@ def are_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
-def find_faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
-    """Return messages about all invalid `values`. Values without a rule are skipped."""
-    return [
-        f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out"
-        for name, value in values.items()
-        if name in rules and not rules[name].is_right(value)
-    ]
-
-
 FLAG = one_of(True, False)
 TEXT = Rule(lambda value: isinstance(value, str), "a text")
 TEXT_OR_TEXTS = Rule(

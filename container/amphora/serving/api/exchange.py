@@ -236,11 +236,8 @@ def _read_route(route: str, document: Any, model: ModelTraits) -> ApiRequest:
             inputs=(), parameters=document, route=route, streams=streams, form=lambda answer: answer
         )
     # Without a chat template, the model itself raises the error.
-    if (
-        not model.passed
-        and route not in model.routes
-        and not (route == routes.CHAT and model.settings)
-    ):
+    is_chat = route == routes.CHAT and model.settings
+    if not (model.passed or route in model.routes or is_chat):
         known = ", ".join(model.routes)
         answered = f"answers {known}" if known else "answers none of these APIs"
         raise bad_request(f"The body is one of {route}, but this model {answered}.")

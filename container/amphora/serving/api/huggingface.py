@@ -168,6 +168,8 @@ def read_csv(body: bytes, content_type: str, model: ModelTraits) -> list[Any | F
     header = [_plain_name(cell) for cell in first_row]
     form = {} if has_header == "absent" else _columns_of(header, model)
     if has_header == "present" and not form:
+        if isinstance(rows[0], Fault):
+            raise rows[0]
         if len(header) != 1:
             raise bad_request(
                 f"The header names {', '.join(first_row)[:60] or 'nothing'}, and none of its"

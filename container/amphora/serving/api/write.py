@@ -79,8 +79,7 @@ def entries(
                     cells += ["error", item["error"]["message"]]
                 else:
                     cells += item.values() if isinstance(item, dict) else [item]
-            if any(isinstance(cell, float) and not math.isfinite(cell) for cell in cells):
-                raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
+            _check_finite(all(not isinstance(c, float) or math.isfinite(c) for c in cells))
             rows.append(cells)
         return _rows_as_csv(rows)
 
@@ -202,8 +201,7 @@ def _vectors_as_npy(answers: Sequence[Any]) -> bytes:
         raise media.not_acceptable(
             f"Only vectors and matrices of one size can be sent as {NPY}; this answer has none."
         ) from error
-    if not np.isfinite(whole).all():
-        raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
+    _check_finite(np.isfinite(whole).all())
     rows = np.full((len(answers), *whole.shape[1:]), np.nan, dtype=np.float32)
     rows[[not _is_fault(answer) for answer in answers]] = whole
     return _as_npy(rows)
@@ -214,8 +212,7 @@ def _as_wav(answer: Mapping[str, Any]) -> bytes:
     import numpy as np
 
     samples = np.atleast_2d(np.asarray(answer["audio"], dtype=np.float32))
-    if not np.isfinite(samples).all():
-        raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
+    _check_finite(np.isfinite(samples).all())
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setparams((len(samples), 2, answer["sampling_rate"], 0, "NONE", ""))
@@ -232,6 +229,11 @@ def _as_npy(array: Any) -> bytes:
 
 
 _REMEDY = "check the model's weights and code"
+
+
+def _check_finite(is_finite: Any) -> None:
+    if not is_finite:
+        raise Unencodable(f"The prediction holds NaN or infinity: {_REMEDY}.")
 
 
 def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str]:

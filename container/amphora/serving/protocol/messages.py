@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 _LENGTHS = struct.Struct("!IQ")
@@ -123,9 +123,9 @@ class Answer:
     """An answer, or with `more` the head of a stream."""
 
     id: str
-    status: int
+    status: int = 200
     type: str
-    headers: dict[str, str]
+    headers: dict[str, str] = field(default_factory=dict)
     more: bool = False
 
 

@@ -160,12 +160,11 @@ class VllmServer(VllmProcess):
                 raise _refused(response.status, await response.read(), request)
             kind = response.headers.get("content-type", media_types.JSON)
             if not request.streams:
-                whole = Answer(id=call.id, status=200, type=kind, headers={})
-                call.answer(whole, await response.read())
+                call.answer(Answer(id=call.id, type=kind), await response.read())
                 return
             if not request.route:
                 kind = read.stream_type(call.accept)
-            texts, head = Chunks(), Answer(id=call.id, status=200, type=kind, headers={}, more=True)
+            texts, head = Chunks(), Answer(id=call.id, type=kind, more=True)
             last = data = b""
             # The first event comes in one piece: an error in it decides the status.
             while b"\n\n" not in data and len(data) < 1 << 16:
@@ -217,7 +216,7 @@ class VllmServer(VllmProcess):
                 task.cancel()
         body, kind = read.write(predictions, call.accept)
         assert isinstance(body, bytes)
-        call.answer(Answer(id=call.id, status=200, type=kind, headers=read.headers), body)
+        call.answer(Answer(id=call.id, type=kind, headers=read.headers), body)
 
 
 def _session_of(call: Call) -> dict[str, str]:
