@@ -11,30 +11,6 @@ from recipe.backend.requests.payloads import BadRequest, Request, Text, a_text
 QUERY, SIMILARITY = frozenset({"query", "texts"}), frozenset({"source_sentence", "sentences"})
 
 
-class Ranking(list[Text]):
-    """What is read for a request that compares each of its texts with one other text."""
-
-    def __init__(self, values: Sequence[Text], *, texts: Sequence[str], ranked: bool) -> None:
-        super().__init__(values)
-        self.texts = texts
-        self.ranked = ranked
-        """Whether the answer is ordered by score; otherwise it has the order of the texts."""
-
-    def answer(
-        self, scores: Sequence[float], ranks: Sequence[float], prepared: Request
-    ) -> dict[str, Any]:
-        """Return `[{"index", "score"}, ...]`, the text of the highest rank first, or the scores
-        alone."""
-        if not self.ranked:
-            return prepared.answer(scores)
-        entries: list[dict[str, Any]] = []
-        for index in sorted(range(len(scores)), key=lambda index: -ranks[index]):
-            entries.append({"index": index, "score": scores[index]})
-            if prepared.parameters.get("return_text"):
-                entries[-1]["text"] = self.texts[index]
-        return prepared.answer(entries)
-
-
 def parts(request: Request) -> tuple[str, list[str], bool] | None:
     """Return the query of a ranking request, its texts, and whether to order them by score; None
     for other requests. Raise BadRequest if a part is not a text."""
@@ -49,11 +25,11 @@ def parts(request: Request) -> tuple[str, list[str], bool] | None:
     return a_text(value[first]), [a_text(text) for text in texts], ranked
 
 
-def pairs(request: Request, labels: int) -> Ranking | None:
+def pairs(request: Request, labels: int) -> list[Text] | None:
     """Return a pair of the query and each text of a ranking request; None for other requests.
     Raise BadRequest if a part is not a text, or the model has several labels."""
-    query_and_texts = parts(request)
-    if query_and_texts is None:
+    compared = parts(request)
+    if compared is None:
         if "return_text" in request.parameters:
             raise BadRequest('return_text goes with {"query": ..., "texts": [...]} only.')
         return None
@@ -62,5 +38,20 @@ def pairs(request: Request, labels: int) -> Ranking | None:
             f"The model has {labels} labels, so it cannot rank texts. Use a cross-encoder with one "
             "label, or a model of sentence embeddings."
         )
-    query, texts, ranked = query_and_texts
-    return Ranking([(query, text) for text in texts], texts=texts, ranked=ranked)
+    query, texts, _ = compared
+    return [(query, text) for text in texts]
+
+
+def answer(prepared: Request, scores: Sequence[float], ranks: Sequence[float]) -> dict[str, Any]:
+    """Return the prediction for a ranking request: of a query `[{"index", "score"}, ...]`, the text
+    of the highest rank first; of a source sentence the scores."""
+    compared = parts(prepared)
+    assert compared is not None
+    _, texts, ranked = compared
+    if not ranked:
+        return prepared.answer(scores)
+    best = sorted(range(len(scores)), key=lambda index: -ranks[index])
+    entries: list[dict[str, Any]] = [{"index": index, "score": scores[index]} for index in best]
+    if prepared.parameters.get("return_text"):
+        entries = [{**entry, "text": texts[entry["index"]]} for entry in entries]
+    return prepared.answer(entries)

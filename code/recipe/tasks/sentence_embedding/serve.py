@@ -23,7 +23,6 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import PARAMETERS, LoadedModel
 from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import BadRequest, Request, a_text
-from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Pooling, Reading, TokenRow
 from recipe.backend.saved import weights
 from recipe.backend.served_task import ServedTask
@@ -80,7 +79,7 @@ class Embedder(ServedTask):
                     'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
                     "for the similarity of texts; ranking a query needs a cross-encoder."
                 )
-            values: Any = Ranking([source, *texts], texts=texts, ranked=False)
+            values = [source, *texts]
         else:
             values = request.read(a_text)
             count, width = len(values), self.width
@@ -107,10 +106,9 @@ class Embedder(ServedTask):
             vectors = vectors[:, : width or self.shortened]
             if parameters.get("normalize"):
                 vectors = _normalized(vectors)
-            if isinstance(prepared.values, Ranking):
+            if ranking.parts(prepared) is not None:
                 source, *others = [_normalized(vector) for vector in vectors]
-                cosines = [float(source @ other) for other in others]
-                answers.append(prepared.values.answer(cosines, cosines, prepared))
+                answers.append(prepared.answer([float(source @ other) for other in others]))
             else:
                 answers.append(prepared.answer([vector.tolist() for vector in vectors]))
         return answers

@@ -15,7 +15,6 @@ from recipe.backend.bounds import Bound
 from recipe.backend.loaded_model import LoadedModel
 from recipe.backend.requests import ranking
 from recipe.backend.requests.payloads import BadRequest, Label, Request, Text, a_text, read_record
-from recipe.backend.requests.ranking import Ranking
 from recipe.backend.rows import Reading
 from recipe.backend.served_task import ServedTask
 from recipe.errors import ModelError
@@ -79,15 +78,14 @@ class Classifier(ServedTask):
     def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
-        values: Sequence[Text] | None = ranking.pairs(request, labels)
-        if values is None:
-            values = request.read(self.text_or_pair)
+        pairs = ranking.pairs(request, labels)
+        values = request.read(self.text_or_pair) if pairs is None else pairs
         chosen = 1
         if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
             chosen = min(request.parameters.get("top_k") or labels, labels)
         bounds.hold(Bound.ANSWER, 2 * chosen * len(values))
         threshold = request.parameters.get("threshold")
-        if threshold is not None and isinstance(values, Ranking):
+        if threshold is not None and pairs is not None:
             raise BadRequest("threshold applies to labels, but this request asks for a ranking.")
         applied = request.parameters.get("function_to_apply", "sigmoid")
         if threshold == "tuned" and applied not in ("sigmoid", "default"):
@@ -139,8 +137,8 @@ class Classifier(ServedTask):
                 rows = [row.sigmoid() for row in rows]
             elif name == "softmax":
                 rows = [row.softmax(-1) for row in rows]
-            if isinstance(values := prepared.values, Ranking):
-                answers.append(values.answer([float(row[0]) for row in rows], ranks, prepared))
+            if ranking.parts(prepared) is not None:
+                answers.append(ranking.answer(prepared, [float(row[0]) for row in rows], ranks))
                 continue
             # For a single text the pipeline returns a list with one label; for a pair, or an object
             # with a text, the label.

@@ -112,10 +112,10 @@ class Exchange:
         answers: list[Any] = []
         faults: list[Fault] = []
         for index, (record, part) in enumerate(zip(self.records, parts, strict=True)):
-            for note in {note for _, note in part if note}:
-                notes[note].append(index)
             entries = []
             for entry, note in part:
+                if note and notes[note][-1:] != [index]:
+                    notes[note].append(index)
                 if note == "Failed":
                     faults.append(fault := _advised(entry))
                     entry = {"error": {"code": fault.code, "message": str(fault)}}

@@ -29,9 +29,9 @@ _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "con
 # Exceptions of sagemaker_inference and of the image's handlers, recognised by name.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+"""Header that names a LoRA adapter."""
 _HUB_CLIENTS = ("hf_hub/", "@huggingface/inference/")
 """Clients that read the labels of a text from a list in a list, by their User-Agent."""
-"""Header that names a LoRA adapter."""
 _FULL = 507
 """A multi-model endpoint unloads other models and asks again."""
 _NO_MEMORY = re.compile(
@@ -90,9 +90,6 @@ class ModelRunner:
 
     def answer(self, item: Item) -> tuple[Any, str]:
         """Answer one request: return its body (bytes, or an iterator to stream) and type."""
-        if "request_fn" in self.handlers:
-            self.read_input(item)
-            return self.finish(item, *self.predict_batch([item]))
         if (handler := self.handlers.get("transform_fn")) is None:
             self.read_input(item)
             prediction = _call(self.handlers["predict_fn"], item, item.data, self.model)
