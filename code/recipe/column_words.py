@@ -63,6 +63,7 @@ def _names(*lines: str) -> frozenset[str]:
 TEXTS = _words(
     "quote critique provision remark poem",
     "text review comment tweet sentence message content utterance narrative headline body post",
+    "anfrage demande solicitud solicitação richiesta zapytanie zgłoszenie обращение talep 依頼",
     "feedback resume example verbatim transcription summary subject note opinion transcript",
     "complaint clause phrase",
     "kommentar rezension bewertungstext nachricht satz inhalt beitrag freitext beschreibung",
@@ -88,40 +89,41 @@ TEXTS = _words(
     "reclamação depoimento reclamo segnalazione klacht reactie skarga opinie жалоба şikayet",
     "投诉 评价 评语 反馈 留言 微博 推文 帖子 苦情 口コミ",
     "感想 意見 후기 의견 불만 문의 المراجعة مراجعة شكوى समीक्षा",
-    "शिकायत keluhan",
+    "शिकायत keluhan rückmeldung notiz bemerkung anmerkung anliegen stellungnahme aussage remarque",
+    "observation observaciones observação observações osservazioni tuit consulta dúvida inquiry",
+    "enquiry beschrijving toelichting wiadomość uwagi wypowiedź содержание замечание твит новость",
+    "içerik 描述 新闻 説明 自由記述 記事 기사 설명 رسالة محتوى وصف संदेश विवरण",
 )
 """Last words of names of texts, or whole names."""
-LABELS = _words(
-    "classname",
-    "label rating sentiment category class emotion intent topic stars polarity score type group",
-    "priority status reason specialty severity department queue tag product genre toxicity toxic",
-    "spam hate class_name annotation overall point grade clickbait sarcasm sarcastic generated",
-    "outcome",
-    "etikett kategorie klasse stimmung sterne bewertung thema absicht abteilung",
-    "étiquette catégorie classe note étoiles thème",
-    "etiqueta categoría clase sentimiento polaridad estrellas valoración puntuación calificación",
-    "tipo etichetta categoria sentimento voto stelle valutazione argomento",
-    "rótulo nota estrelas polaridade",
-    "categorie sterren onderwerp beoordeling afdeling",
-    "etykieta kategoria klasa sentyment ocena",
-    "метка категория класс тональность оценка рейтинг мітка категорія клас оцінка",
-    "etiket kategori sınıf duygu puan durum",
-    "标签 类别 分类 情感 情绪 评分 星级",
-    "ラベル カテゴリ カテゴリー 感情 評価 分類 極性",
-    "레이블 라벨 카테고리 감정 평점 분류",
-    "تصنيف التصنيف الفئة المشاعر التقييم",
-    "लेबल श्रेणी भावना",
-    "sentimen",
-    "betyg vurdering štítek hodnocení třída ετικέτα κατηγορία συναίσθημα",
-    "nhãn cảm_xúc phân_loại ป้ายกำกับ ความรู้สึก برچسب احساس امتیاز",
-    "dringlichkeit priorität zufriedenheit typ",
-    "satisfaction priorité gravité prioridad satisfacción",
-    "prioridade satisfação priorità soddisfazione prioriteit",
-    "cijfer waardering emotie priorytet typ",
-    "nastrój приоритет тип вид öncelik tür 优先级 类型 倾向",
-    "等级 评级 得分 分数 種別 種類 区分 優先度 評点",
-    "유형 종류 우선순위 별점 점수 분야 الأولوية",
-    "النوع रेटिंग वर्ग प्राथमिकता csat urgency difficulty",
+OPINIONS = _words(
+    "classname label rating sentiment emotion intent stars polarity score toxicity toxic spam",
+    "hate class_name annotation overall point grade clickbait sarcasm sarcastic generated outcome",
+    "etikett stimmung sterne bewertung absicht étiquette note étoiles etiqueta sentimiento",
+    "polaridad estrellas valoración puntuación calificación etichetta sentimento voto stelle",
+    "valutazione rótulo nota estrelas polaridade sterren beoordeling etykieta sentyment ocena",
+    "метка тональность оценка рейтинг мітка оцінка etiket duygu puan 标签 情感 情绪 评分 星级",
+    "ラベル 感情 評価 極性 레이블 라벨 감정 평점 المشاعر التقييم लेबल भावना sentimen betyg",
+    "vurdering štítek hodnocení ετικέτα συναίσθημα nhãn cảm_xúc ป้ายกำกับ ความรู้สึก برچسب احساس",
+    "امتیاز cijfer waardering emotie nastrój 倾向 等级 评级 得分 分数 評点 별점 점수 रेटिंग",
+    "polarité émotion emoción emozione emoção эмоция intención intenção intenzione намерение 意图",
+    "意図 의도 星数 点数 スコア mood tone intento intentie intencja niyet emocja wydźwięk gwiazdki",
+    "сентимент yıldız punteggio تقييم",
+)
+"""Last words of names of labels that say what a text says, or whole names."""
+LABELS = OPINIONS | _words(
+    "category class topic type group priority status reason specialty severity department queue",
+    "tag product genre kategorie klasse thema abteilung catégorie classe thème categoría clase",
+    "tipo categoria argomento categorie onderwerp afdeling kategoria klasa категория класс",
+    "категорія клас kategori sınıf durum 类别 分类 カテゴリ カテゴリー 分類 카테고리 분류 تصنيف",
+    "التصنيف الفئة श्रेणी třída κατηγορία phân_loại dringlichkeit priorität zufriedenheit typ",
+    "satisfaction priorité gravité prioridad satisfacción prioridade satisfação priorità",
+    "soddisfazione prioriteit priorytet приоритет тип вид öncelik tür 优先级 类型 種別 種類 区分",
+    "優先度 유형 종류 우선순위 분야 الأولوية النوع वर्ग प्राथमिकता csat urgency difficulty",
+    "reparto équipe equipo equipe zespół команда 部门 部署 부서 bölüm département departamento",
+    "dział отдел urgence urgencia urgência urgenza pilność срочность aciliyet 紧急程度 緊急度",
+    "긴급도 gravedad gravidade gravità bereich gruppe ergebnis einstufung motif domaine rubrique",
+    "tema motivo setor tipologia soort urgentie reden rodzaj powód причина рубрика derece",
+    "departman ジャンル 등급 장르 주제 القسم فئة विभाग प्रकार",
 )
 """Last words of names of labels, or whole names."""
 LABEL_MARKS = _words("is has")
@@ -143,7 +145,7 @@ ASKING = QUESTIONS | _words(
     "question prompt instruction input user human query q source src context dialogue dialog",
     "article document problem request ask customer diff docstring documentation incorrect",
     "ungrammatical original abstract kontext contexte contexto artikel anchor claim premise search",
-    "ingredients ingredient",
+    "ingredients ingredient doc nl",
 )
 """What is given to a model that answers, or to a search."""
 ANSWERING = ANSWERS | _words(
@@ -222,8 +224,8 @@ STATES = _words(
 )
 """Last words of names that say how far the work on a sample is, if it has another label."""
 OTHER_TEXTS = _words(
-    "description email data utt statement anfrage describe improve open excerpt poem quote",
-    "selftext full story command bio lyrics plot joke",
+    "description email data utt statement describe improve open excerpt poem quote",
+    "selftext full story command bio lyrics plot joke synopsis",
 )
 OTHER_LABELS = _words(
     "classname",
@@ -232,6 +234,15 @@ OTHER_LABELS = _words(
     "subtask a richtig disposition occupation period action",
 )
 """Names of labels, among other columns of few values."""
+RECORDS = _words(
+    "active archived available closed deleted edited image inbound logo open pinned premium public",
+    "published purchase purchased question read remote reply retweet seen telecommuting verified",
+)
+"""Last words of names of flags that say how a record is kept, not what its text says."""
+WORKS = _words("album artist asin band brand cast director isbn lyric plot price song synopsis")
+"""Last words of names in tables of works and products, whose titles are no part of a text."""
+PARTS = _words("extracted highlighted matched quoted selected")
+"""First words of names of parts of a text."""
 DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
 """First words of names of dates: `date_avis`."""
 ALL = frozenset(

@@ -526,7 +526,7 @@ def _check_weak_names(
         known = itertools.chain(*_known_names(column, codes, False))
         is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
         is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
-        is_one_of_several = match.form.is_of_reports and column.is_target
+        is_one_of_several = column.is_target and (match.form.is_of_reports or is_weak)
         if column.role in match.given:
             continue
         others: list[str] = []
@@ -534,6 +534,8 @@ def _check_weak_names(
             others += [other for other in free if _looks_alike(part, column, other, is_similar)]
         if is_one_of_several:
             others += [other for other in free if column.is_like(other) and other not in others]
+        elif column.is_target and normalize_name(name) not in ("label", "labels"):
+            others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:
             described = column_words.METADATA | column_words.STATES
             if not column_words.ends_in(name, column_words.DESCRIBING):
@@ -550,6 +552,13 @@ def _check_queries(
     name = selection.get(match.form.columns[0].role) or ""
     if is_detection and match.form.is_pair and is_search(part, name):
         raise _several(part, {"text": selection.names[:2]})
+
+
+def _says_another(name: str, other: str) -> bool:
+    """Return whether two columns are opinions by their names, and the second is not a detail of the
+    first: `polarity` beside `rating`."""
+    are_opinions = all(column_words.ends_in(one, column_words.OPINIONS) for one in (name, other))
+    return are_opinions and not {*words_of(name)} <= {*words_of(other)}
 
 
 def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:

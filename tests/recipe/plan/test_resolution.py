@@ -212,12 +212,12 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_refusal_lists_the_tasks_that_may_be_meant_each_with_its_lines(tmp_path: Path) -> None:
-    rows = [{"text": f"a film of {n}", "mood": "ab"[n % 2]} for n in range(20)]
+    rows = [{"text": f"a film of {n}", "kind": "ab"[n % 2]} for n in range(20)]
     with pytest.raises(HyperparameterError) as refusal:
         detect(tmp_path, rows)
     why, classes, *others = str(refusal.value).splitlines()
-    assert "The columns are 'text' ('a film of 0'), 'mood' ('a')." in why
-    assert classes == "- task=text-classification label_column=mood (text 'text', label 'mood')"
+    assert "The columns are 'text' ('a film of 0'), 'kind' ('a')." in why
+    assert classes == "- task=text-classification label_column=kind (text 'text', label 'kind')"
     assert len(others) < 3
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -68,13 +68,16 @@ _LOOKS: Mapping[str, Mapping[str, int]] = {
 _SECOND, _STATE, _DESCRIBED, _OF_THING, _CLASS_AS_SCORE = 15, 2, 3, 2, 3
 """What it costs that other names are listed for a role; that a label's name says how far the work
 on a sample is, who or where it is from, or which product it is about; that a class is a score."""
+_FLAG, _SORT = 5, 3
+"""What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
 _SORTS = {"category", "type", "group", "class"}
 _STATES = {"status", "state", "department"}
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
-_KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF = 2, 4, 10, 4
+_KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 4, 10, 4, 12
 """What columns that are not read cost, beside `_UNREAD` by their looks: each one that belongs to
 samples by its name; any that may be a label; any if only a text is read;
-a text where a query is."""
+a text where a query is, or where its title is read alone; that one of two texts is a part of the
+other one or a reply to it, or the title of a work."""
 _UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
 """What it costs that two texts are no pair by their names, or in another order than in the file,
 that a form needs the task, and that there is one role more."""
@@ -141,6 +144,19 @@ def _candidates(
         if cost is not None:
             scored.append((cost + _SECOND * (bool(listed) and name not in listed), (name,)))
     flags = [name for name, look in looks.items() if look == "flag"]
+    if column.is_list and column.is_target:
+        opinions = [name for name in looks if column_words.ends_in(name, column_words.OPINIONS)]
+        unusual = [
+            name
+            for name in flags
+            if words_of(name)[0] != "has"
+            and not column_words.ends_in(name, column_words.RECORDS | column_words.LABELS)
+        ]
+        more = _SORT if unusual else int(bool(opinions))
+        scored = [
+            (min(cost, _FLAG) if name in unusual else cost + more * (name not in opinions), (name,))
+            for cost, (name,) in scored
+        ]
     if column.is_list and column.is_target and len(flags) > 1 and not listed:
         is_other = any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
@@ -156,14 +172,17 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
     cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
-    cost += _KNOWN_UNREAD * sum(map(_is_known, unread)) + _NEEDS_TASK * form.needs_task
+    has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
+    known = [
+        name for name in unread if _is_known(name) and not ("label" in roles and names_target(name))
+    ]
+    cost += _KNOWN_UNREAD * len(known) + _NEEDS_TASK * form.needs_task
     labels = {"flag", "category", "grade"}
     may_be_label = any(map(names_target, unread)) or any(
         looks[name] in labels
         or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
-    has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     looks_unread = {looks[name] for name in unread} | ({looks[n] for n in rest} & {"category"})
     if len(roles) == 1 and (may_be_label or looks_unread - {"nothing", "words"}):
         cost += _ALONE
@@ -176,6 +195,8 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     others = [name for name in unread if looks[name] in ("text", "words")]
     if len(texts) == 1 and asking and others and (is_asked or asking & {*others}):
         cost += _HALF
+    if len(texts) == 1 and words_of(texts[0])[-1] in column_words.HEADINGS:
+        cost += _HALF * any(looks[name] == "text" for name in unread)
     cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
     if form.is_pair or "text_pair" in roles:
         is_post = "score" in roles and words_of(texts[0])[-1] in column_words.TITLES
@@ -187,7 +208,25 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         is_about = "text_pair" in roles and {*words_of(texts[-1])} <= _ABOUT
         is_pair = is_listed or is_about or (heads[0] and "text_pair" in roles and not is_asked)
         cost += -_UNPAIRED if is_pair else _UNPAIRED
+        orders = itertools.permutations(texts, 2)
+        is_classified = "text_pair" in roles and not is_asked
+        if is_classified and any(_are_unrelated(one, two, looks) for one, two in orders):
+            cost += _UNRELATED
     return cost
+
+
+def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
+    """Return whether a text is the title of a work or product, or another one is a part of it or a
+    reply to it."""
+    first, second = words_of(text), words_of(other)
+    if first[-1] in column_words.HEADINGS - column_words.SUBJECTS:
+        is_of_thing = first[:-1] != second[:-1] and not column_words.THINGS.isdisjoint(first[:-1])
+        is_described = second[-1] in column_words.DESCRIBING
+        others = {words_of(name)[-1] for name in names}
+        return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
+    asking = {*column_words.ASKING, "post"}
+    is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
+    return second[0] in column_words.PARTS or (is_reply and asking.isdisjoint(first))
 
 
 def _is_known(name: str) -> bool:

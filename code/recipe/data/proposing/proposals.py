@@ -381,9 +381,11 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                     raise DataError(f"Column {name!r} labels no spans of a text.")
             elif column.role == "tags" and all(isinstance(cell, str) for cell in cells):
                 words = sample_cells(part, selection["tokens"])
+                listed = [(values.container(cell), cell.split()) for cell in cells]
                 if not any(
-                    values.container(cell) or len(cell.split()) == len(str(text).split()) > 1
-                    for cell, text in zip(cells, words, strict=False)
+                    len(tags or marks) == len(values.container(str(text)) or str(text).split()) > 1
+                    or (tags and not isinstance(next(iter(tags)), (str, int)))
+                    for (tags, marks), text in zip(listed, words, strict=False)
                 ):
                     raise DataError(f"Column {name!r} does not hold tags of several words.")
             elif column.role == "tokens" and is_list(part.table.schema.field(name).type):
