@@ -4,10 +4,11 @@
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
 Checks packed rows, calls ahead and a full device. Then a classifier of MiniLM's shape behind
-`amphora serve`, with 1, 2 and 3 workers and 1, 32 and 256 clients that send one short text each:
-answers are compared with the model alone before anything is timed. Then calls of several texts,
-padded and end to end (`AMPHORA_PACKING`), and generation: 32 prompts at once through the server, by
-transformers and, if it is installed, by vLLM, compared with `generate` on one after the other.
+`amphora serve`, with 1, 2 and 3 workers, by graphs (`AMPHORA_CUDA_GRAPHS`) and without, and 1, 32
+and 256 clients that send one short text each: answers are compared with the model alone before
+anything is timed. Then calls of several texts, padded and end to end (`AMPHORA_PACKING`), and
+generation: 32 prompts at once through the server, by transformers and, if it is installed, by
+vLLM, compared with `generate` on one after the other.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def classification(
                 "others": sum(results["statuses"].values()) - good,
                 "to the model alone": round(good / results["seconds"] / rate, 2),
             })  # fmt: skip
-    rates[" ".join([f"{workers} worker(s)", *variables.values()])] = rows[-1]["requests/s"]
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    rates[" ".join([f"{workers} worker(s)", *settings])] = rows[-1]["requests/s"]
     print(table(rows), flush=True)
     log = (base / "amphora.log").read_text().splitlines()
     chosen = [line.partition("batches: ")[2] for line in log if "batches: " in line]
@@ -213,9 +215,13 @@ def main() -> None:
         for workers in (1,) if stage.smoke else (1, 2, 3):
             run = functools.partial(classification, stage, base, workers, rates)
             stage.check(f"classification {workers} worker(s)", 50, run)
-        if not stage.smoke:
-            run = functools.partial(classification, stage, base, 1, rates, AMPHORA_PACKING="0")
-            stage.check("classification padded", 50, run)
+        for way, name, value in (
+            ("graphs", "AMPHORA_CUDA_GRAPHS", "1"),
+            ("padded", "AMPHORA_PACKING", "0"),
+        ):
+            run = functools.partial(classification, stage, base, 1, rates, **{name: value})
+            if way == "graphs" or not stage.smoke:
+                stage.check(f"classification {way}", 50, run)
         stage.check("workers", 0, lambda: workers_chosen(rates))
         stage.check("long lists", 30, lambda: long_lists(stage, base))
         stage.check("packing", 60, lambda: serving_rows.packing(stage, base / "model"))

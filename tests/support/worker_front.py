@@ -23,12 +23,16 @@ JSON = "application/json"
 
 
 def load_runner(
-    model: Path, program: str | None = None, batch_size: int = 32, batch_tokens: int = 16384
+    model: Path,
+    program: str | None = None,
+    batch_size: int = 32,
+    batch_tokens: int = 16384,
+    kind: str = devices.CPU,
 ) -> ModelRunner:
-    """Load a model's folder with the handlers in its code/, as a worker does."""
+    """Load a model's folder with the handlers in its code/, as a worker of a `kind` of device."""
     settings = replace(
         server_settings.read(model.parent, {}, devices.detect({})), model_dir=model,
-        device_kind=devices.CPU, batch_size=batch_size, batch_tokens=batch_tokens,
+        device_kind=kind, batch_size=batch_size, batch_tokens=batch_tokens,
     )  # fmt: skip
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
 
@@ -46,16 +50,22 @@ class Front:
     """The front's side of a worker that runs in a thread here."""
 
     def __init__(
-        self, folder: Path, code: str | None, batch_size: int = 4, batch_tokens: int = 1000
+        self,
+        folder: Path,
+        code: str | None,
+        batch_size: int = 4,
+        batch_tokens: int = 1000,
+        kind: str = devices.CPU,
     ) -> None:
         """
         Args:
             folder: The model's.
             code: Its handlers; None: the image's own.
+            kind: The device that the worker takes itself to have.
         """
         if code is not None:
             write_code(folder, {"code/inference.py": code})
-        loaded = load_runner(folder, None, batch_size, batch_tokens)
+        loaded = load_runner(folder, None, batch_size, batch_tokens, kind)
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(240)
         self.number = 0

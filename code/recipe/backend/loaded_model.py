@@ -18,7 +18,7 @@ from recipe.backend.engines.int8 import Trial
 from recipe.backend.packed_rows import PackedRows
 from recipe.backend.padded_rows import ALONE, PaddedRows
 from recipe.backend.requests.payloads import BadRequest, Request, Text
-from recipe.backend.rows import OutputKind, Reading, TokenRow, Values
+from recipe.backend.rows import CopiedValues, OutputKind, Reading, TokenRow, Values
 from recipe.spec import TEXT, TEXT_PAIR, TRAINED_TASK
 from recipe.tokenization.encoding import encode, encode_pairs, truncate_on
 
@@ -40,6 +40,42 @@ class CallLayout(Protocol):
         self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: OutputKind
     ) -> Values:
         """Return the values of the rows of one call."""
+
+
+class PendingCalls:
+    """Calls of a model whose values may not be on the host yet.
+
+    Args:
+        rows: The number of rows of all calls.
+        kind: The device that computes them.
+    """
+
+    def __init__(self, rows: int, kind: str) -> None:
+        self._results = [torch.empty(0)] * rows
+        self._ahead = CALLS_AHEAD.get(kind, 0)
+        self._calls: deque[tuple[Sequence[int], Sequence[CopiedValues]]] = deque()
+
+    def add(self, members: Sequence[int], values: Sequence[CopiedValues]) -> None:
+        """Add a call, with the positions of its rows, and pause. The host prepares the next call
+        while the device computes this one."""
+        self._calls.append((members, values))
+        if len(self._calls) > self._ahead:
+            self._take_first()
+        turns.pause()
+
+    def finish(self) -> list[torch.Tensor]:
+        """Return the values of all rows."""
+        while self._calls:
+            self._take_first()
+        return self._results
+
+    def _take_first(self) -> None:
+        members, values = self._calls.popleft()
+        if self._ahead:
+            turns.pause(lambda: all(part.copy.is_complete() for part in values), blocks=True)
+        rows = [row for part in values for row in part.wait()]
+        for index, row in zip(members, rows, strict=True):
+            self._results[index] = row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,34 +236,21 @@ class LoadedModel:
 
     def forward(self, rows: Sequence[TokenRow], reading: OutputKind) -> list[torch.Tensor]:
         """Compute the values of each row, in float32 on the CPU, with a pause after each call."""
-        results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        ahead = CALLS_AHEAD.get(self.model.device.type, 0)
-        coming: deque[tuple[list[int], Callable[[], list[torch.Tensor]]]] = deque()
-
-        def take_first() -> None:
-            members, wait = coming.popleft()
-            for index, row_values in zip(members, wait(), strict=True):
-                results[index] = row_values
-
+        calls = PendingCalls(len(rows), self.model.device.type)
         kept = len(rows)
         if reading is Reading.TOKENS:
             kept = sum(len(row.ids if row.keep is None else row.keep) for row in rows)
         layout = self.layout or self.padded
         for indices in layout.cuts([len(row.ids) for row in rows]):
             some = [rows[index] for index in indices]
-            # Rows of equal length need no packing.
-            is_even = isinstance(layout, PackedRows) and len({len(row.ids) for row in some}) == 1
+            # Rows of equal length need no packing, unless a graph computes them.
+            is_even = isinstance(layout, PackedRows) and layout.graphs is None
+            is_even &= len({len(row.ids) for row in some}) == 1
             values = self.call(self.padded if is_even else layout, some, reading)
             width = values.whole.shape[-1]
             bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
-            coming.append((indices, values.copy()))
-            # The host prepares the next call while the device computes this one.
-            if len(coming) > ahead:
-                take_first()
-            turns.pause()
-        while coming:
-            take_first()
-        return results
+            calls.add(indices, [values.copy()])
+        return calls.finish()
 
     def call(self, layout: CallLayout, rows: Sequence[TokenRow], reading: OutputKind) -> Values:
         """Return the values of the rows of one call."""

@@ -220,8 +220,8 @@ def _layouts(
     loaded: LoadedModel, architecture: Any, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, LoadedModel]]:
     """Yield the layouts of an encoder with their names, the fastest first: packed texts with
-    weights in the layout of the CPU's kernels, and padded texts in wide and narrow calls. The one
-    before is undone.
+    weights in the layout of the CPU's kernels, by graphs and without, and padded texts in wide and
+    narrow calls. The one before is undone.
 
     Other texts of a call change the answers of models that ignore the attention mask (FNet), or
     find the end of a text by its padding but have no padding token (GPT-2 with a head).
@@ -236,6 +236,9 @@ def _layouts(
             undo = blocked_weights.reorder(model, fuses=not takes_adapters(environ))
             yield "packed texts with oneDNN's weights", replace(loaded, layout=packed)
             undo()
+        longest = max(loaded.positions, loaded.max_length)
+        if (recorded := packed.with_graphs(model, longest, environ)) is not None:
+            yield "packed texts by graphs", replace(loaded, layout=recorded)
         yield "packed texts", replace(loaded, layout=packed)
         model.set_attn_implementation(usual)
     for merging in (PADDED, EQUAL, ALONE):

@@ -9,8 +9,8 @@ core's cache (docs/LAB.md).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,18 @@ from recipe.backend.rows import (
     Reading,
     TokenRow,
     Values,
+    are_close,
     kept_positions,
+    tolerance_of,
 )
 from recipe.batching import packing
+from recipe.batching.flat import Row
 from recipe.console import log
 from recipe.data.column_names import TYPE_IDS
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
 from recipe.runtime import device
+from recipe.runtime.graphs import CudaRecorder, Graphs, Recorder
 from recipe.runtime.transfers import to_device
 
 ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
@@ -39,6 +43,12 @@ ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 _STEP = 64
 """Lengths of rows are multiples of this, or powers of two below it."""
 _LEAST = 16
+RECORDERS: Mapping[str, Callable[[], Recorder]] = {"cuda": CudaRecorder}
+"""What records graphs, by device."""
+_GRAPH_TOKENS = (8192, 4096, 2048, 1024, 512, 256)
+_GRAPH_LONGEST = (512, 128)
+"""Tokens of the rows that graphs compute, and of their longest text. The largest is recorded first:
+others reuse its memory, which is half of that of the fullest row."""
 HEADS: Mapping[str, str] = {
     "AutoModel": "",
     "AutoModelForSequenceClassification": "head",
@@ -59,6 +69,9 @@ class PackedRows:
     most: int
     """The most tokens of a row of several texts."""
     takes_types: bool
+    graphs: Graphs | None = None
+    """Graphs of the rows in `shapes`; None: all are computed without."""
+    shapes: Sequence[Row] = ()
 
     @classmethod
     def from_model(
@@ -92,6 +105,54 @@ class PackedRows:
             return None
         return cls(family, HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
+    def with_graphs(
+        self, model: PreTrainedModel, longest: int, environ: Mapping[str, str]
+    ) -> PackedRows | None:
+        """Return the layout with graphs for rows of up to 8,192 tokens; None if AMPHORA_CUDA_GRAPHS
+        is not 1, the device has none, or their states are others.
+
+        Args:
+            longest: The most tokens of a text.
+
+        Raises:
+            ValueError: AMPHORA_CUDA_GRAPHS is neither 0 nor 1.
+        """
+        ways = "a graph of each shape of rows", "kernels one by one"
+        recorder = RECORDERS.get(model.device.type)
+        if not device.is_on(environ, "AMPHORA_CUDA_GRAPHS", *ways, usual="0") or not recorder:
+            return None
+        shapes = [
+            Row(tokens, most)
+            for tokens in _GRAPH_TOKENS
+            for most in _GRAPH_LONGEST
+            if most == _GRAPH_LONGEST[-1] or longest > _GRAPH_LONGEST[-1]
+        ]
+        try:
+            graphs = Graphs(lambda batch: [self.computed(model, **batch)], recorder(), len(shapes))
+            recorded = replace(self, graphs=graphs, shapes=shapes[::-1])
+            why_not = recorded._compare_states(model, longest)
+        except RuntimeError as error:  # as of a device that is full
+            why_not = f"{type(error).__name__}: {str(error)[:200]}"
+        if why_not:
+            log(f"batches: no graphs, since {why_not}")
+        return None if why_not else recorded
+
+    @torch.inference_mode()
+    def _compare_states(self, model: PreTrainedModel, longest: int) -> str:
+        """Record all graphs, and compare the states of random texts with those without. Return what
+        differs; empty if nothing does."""
+        random, usual = np.random.default_rng(0), replace(self, graphs=None, shapes=())
+        for shape in [*self.shapes[::-1]] * 2:  # other texts once all are recorded
+            lengths = [min(longest, shape.longest, shape.length)]
+            while (room := shape.length * 3 // 4 - sum(lengths)) > 0:
+                lengths.append(min(room, int(random.integers(1, lengths[0] + 1))))
+            ids = (random.integers(model.config.vocab_size, size=length) for length in lengths)
+            rows = [TokenRow(some.tolist()) for some in ids]
+            expected, states = ([layout.states(model, rows).cpu()] for layout in (usual, self))
+            if not are_close(states, expected, tolerance_of(expected, model.dtype)):
+                return f"states of rows of {shape.length} tokens differ"
+        return ""
+
     def cuts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the positions of the texts of each row, shorter texts first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -107,23 +168,31 @@ class PackedRows:
     def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> Tensor:
         """Return the last hidden states [tokens, hidden] of one row on the model's device."""
         lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
-        real = int(lengths.sum())
+        real, most = int(lengths.sum()), int(lengths.max())
         pad = int(getattr(model.config, "pad_token_id", None) or 0)
-        rounded = -(-real // _STEP) * _STEP
-        if real <= _STEP // 2:
-            rounded = max(_LEAST, 1 << (real - 1).bit_length())
+        fitting = (
+            shape
+            for shape in self.shapes
+            if real <= shape.length and most <= shape.longest and len(rows) <= _texts(shape)
+        )
+        if (shape := next(fitting, None)) is not None:
+            rounded, longest = shape.length, shape.longest
+            starts = shape.starts(lengths, _texts(shape)).astype(np.int64)
+        else:
+            rounded = -(-real // _STEP) * _STEP
+            if real <= _STEP // 2:
+                rounded = max(_LEAST, 1 << (real - 1).bit_length())
+            starts = np.array([0, *np.cumsum(lengths), *[rounded] * (real < rounded)])
+            longest = max(most, rounded - real)
         ids = np.full(rounded, pad, dtype=np.int64)
         ids[:real] = list(itertools.chain.from_iterable(row.ids for row in rows))
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        if real < len(ids):
-            starts = np.append(starts, len(ids))
         # Position ids restart at the first token of each text, and of the padding.
         first = self.family.first_position(model.config)
         positions = np.full(len(ids), first, dtype=np.int64)
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
         positions[:real] = packing.text_positions(ids[:real], begins, first)
         parts = [ids, positions, starts]
-        if self.takes_types and any(row.types for row in rows):
+        if self.takes_types and (shape is not None or any(row.types for row in rows)):
             types = np.zeros_like(ids)
             filled = (row.types or [0] * len(row.ids) for row in rows)
             types[:real] = list(itertools.chain.from_iterable(filled))
@@ -131,8 +200,10 @@ class PackedRows:
         # Copy all arrays to the device at once.
         numbers = to_device(torch.from_numpy(np.concatenate(parts)), model.device)
         sizes = [len(part) for part in parts]
-        longest = max(int(lengths.max()), len(ids) - real)
-        return self.computed(model, torch.split(numbers, sizes), longest)[:real]
+        split = torch.split(numbers, sizes)
+        if shape is None or self.graphs is None:
+            return self.computed(model, split, longest)[:real]
+        return self.graphs.run({"parts": split, "longest": longest})[0][:real]
 
     def computed(self, model: PreTrainedModel, parts: Sequence[Tensor], longest: int) -> Tensor:
         """Compute the last hidden states [tokens, hidden] of a row, whose longest text has
@@ -191,3 +262,8 @@ class PackedRows:
         else:
             pooled = hidden[to_device(torch.from_numpy(begins), hidden.device)]
         return Values(self.family.head(model, pooled))
+
+
+def _texts(shape: Row) -> int:
+    """Return the most texts of a row that a graph computes: empty ones take time, too."""
+    return 64 + shape.length // 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recipe.runtime import transfers
+from recipe.runtime.transfers import HostCopy
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,21 @@ class Values:
             return list(self.whole)
         return list(torch.split(self.whole, list(self.counts)))
 
-    def copy(self) -> Callable[[], list[Tensor]]:
-        """Begin to copy to the host, in float32. The function that is returned waits for a CUDA
-        device, and returns the values of each row."""
-        finish_copy = transfers.start_copy([self.whole.float()])
-        return lambda: Values(finish_copy()[0], self.counts).split()
+    def copy(self) -> CopiedValues:
+        """Begin to copy to the host, in float32."""
+        return CopiedValues(transfers.start_copy([self.whole.float()]), self.counts)
+
+
+@dataclass(frozen=True)
+class CopiedValues:
+    """The values of the rows of one call, on their way to the host."""
+
+    copy: HostCopy
+    counts: Sequence[int] | None
+
+    def wait(self) -> list[Tensor]:
+        """Return the values of each row, once they are there."""
+        return Values(self.copy.wait()[0], self.counts).split()
 
 
 def kept_positions(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from recipe.backend import bounds, turns
+from recipe.backend import bounds
 from recipe.backend.bounds import Bound
-from recipe.backend.loaded_model import CallLayout, LoadedModel
+from recipe.backend.loaded_model import CallLayout, LoadedModel, PendingCalls
 from recipe.backend.packed_rows import HEADS, PackedRows
 from recipe.backend.rows import OutputKind, TokenRow, Values
 from recipe.backend.saved import weights
@@ -90,6 +90,8 @@ class SharedEncoder:
             why_not = "it is an adapter itself. Serve its base"
         if why_not:
             raise ModelError(f"The model {origin.location} takes no adapters: {why_not}.")
+        if isinstance(loaded.layout, PackedRows):  # a graph has no adapter's products
+            loaded = replace(loaded, layout=replace(loaded.layout, graphs=None, shapes=()))
         self.loaded = loaded
         self.origin = origin
         self.encoder: Any = loaded.model.base_model
@@ -240,7 +242,7 @@ class SharedEncoder:
             return [part.loaded.forward(part.rows, part.reading) for part in parts]
         owners = [number for number, part in enumerate(parts) for _ in part.rows]
         rows = [row for part in parts for row in part.rows]
-        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        calls = PendingCalls(len(rows), self.loaded.model.device.type)
         held = 0
         for call in layout.cuts([len(row.ids) for row in rows]):
             call.sort(key=owners.__getitem__)
@@ -252,17 +254,15 @@ class SharedEncoder:
                 for owner, members in groups
             ]
             values = self._call(layout, shares)
-            held += sum(value.numel() for value in values)
+            held += sum(part.whole.numel() for part in values)
             bounds.hold(Bound.SCORES, held)
-            for index, value in zip(call, values, strict=True):
-                results[index] = value
-            turns.pause()
-        rest = iter(results)
+            calls.add(call, [part.copy() for part in values])
+        rest = iter(calls.finish())
         return [[next(rest) for _ in part.rows] for part in parts]
 
     @torch.inference_mode()
-    def _call(self, layout: PackedRows, parts: Sequence[EncoderShare]) -> list[Tensor]:
-        """Return the values of the rows of one call: the states of all of them at once, then the
+    def _call(self, layout: PackedRows, parts: Sequence[EncoderShare]) -> list[Values]:
+        """Return the values of each part of one call: the states of all of them at once, then the
         head of each part."""
         spans: list[Span] = []
         end = 0
@@ -278,8 +278,8 @@ class SharedEncoder:
             assert isinstance(reader, PackedRows)
             with self.applied([(slice(None), products)]):
                 values = reader.read(part.loaded.model, states[tokens], part.rows, part.reading)
-            results.append(values.copy())
-        return [value for wait in results for value in wait()]
+            results.append(values)
+        return results
 
 
 @dataclass

@@ -17,7 +17,7 @@ _pause: Callable[..., None] | None = None
 
 
 def take(pause: Callable[..., None]) -> None:
-    """Let predictions take turns from now on, by `pause(until)`."""
+    """Let predictions take turns from now on, by `pause(until, blocks)`."""
     global _pause
     _pause = pause
     # Each prediction has a thread of its own, but only one runs at a time.
@@ -29,11 +29,15 @@ def are_taken() -> bool:
     return _pause is not None
 
 
-def pause(until: Until | None = None) -> None:
-    """Let waiting predictions take their turn. Call it between two calls of a model. `until` is a
-    condition for this prediction to continue; it may still be false on return."""
+def pause(until: Until | None = None, *, blocks: bool = False) -> None:
+    """Let waiting predictions take their turn. Call it between two calls of a model.
+
+    Args:
+        until: A condition for this prediction to continue; it may still be false on return.
+        blocks: Whether this prediction then waits for it, as for a device.
+    """
     if _pause is not None:
-        _pause(until)
+        _pause(until, blocks)
 
 
 def pause_before_calls(model: torch.nn.Module) -> None:

@@ -123,10 +123,10 @@ def avoid_wrong_kernels() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def is_on(environ: Mapping[str, str], name: str, one: str, zero: str) -> bool:
-    """Return whether an environment variable is 1, the default, and not 0. Raise ValueError, with
-    what `one` and `zero` select, if it is neither."""
-    setting = environ.get(name) or "1"
+def is_on(environ: Mapping[str, str], name: str, one: str, zero: str, usual: str = "1") -> bool:
+    """Return whether an environment variable, or else its default `usual`, is 1 and not 0. Raise
+    ValueError, with what `one` and `zero` select, if it is neither."""
+    setting = environ.get(name) or usual
     if setting not in ("0", "1"):
         raise ValueError(f"{name} is {setting!r}. Set 1 ({one}) or 0 ({zero}).")
     return setting == "1"

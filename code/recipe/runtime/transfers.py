@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,9 +17,26 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def start_copy(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Begin to copy tensors to the host. The function that is returned waits for a CUDA device, and
-    returns the copies; tensors of the host are not copied."""
+@dataclass(frozen=True)
+class HostCopy:
+    """Tensors that CUDA devices copy to the host."""
+
+    tensors: list[Tensor]
+    ends: Sequence[torch.cuda.Event]
+
+    def is_complete(self) -> bool:
+        """Return whether `wait` would not wait."""
+        return all(end.query() for end in self.ends)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> list[Tensor]:
+        """Return the copies, once they are complete."""
+        for end in self.ends:
+            end.synchronize()
+        return self.tensors
+
+
+def start_copy(tensors: Sequence[Tensor]) -> HostCopy:
+    """Begin to copy tensors to the host; those of the host are not copied."""
     copies, ends = [], []
     for tensor in tensors:
         if tensor.device.type != "cuda":
@@ -27,10 +45,4 @@ def start_copy(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         copies.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
         copies[-1].copy_(tensor, non_blocking=True)
         ends.append(torch.cuda.current_stream(tensor.device).record_event())
-
-    def finish_copy() -> list[Tensor]:
-        for end in ends:
-            end.synchronize()
-        return copies
-
-    return finish_copy
+    return HostCopy(copies, ends)

@@ -35,7 +35,8 @@ from recipe.plan import trainer_arguments
 from recipe.plan.batch_layout import BatchPlan
 from recipe.runtime import all_gather, ddp_hook, distribution, transfers
 from recipe.runtime.compiled_layers import CompiledLayers
-from recipe.runtime.step_graphs import CudaRecorder, Recorder, StepGraphs
+from recipe.runtime.graphs import CudaRecorder, Recorder
+from recipe.runtime.step_graphs import StepGraphs
 from recipe.tasks.base import LibraryTraining, Objective
 from recipe.training import job_identity
 from recipe.training.preparation import PreparedTraining
@@ -309,7 +310,7 @@ class Engine(Resumable):
         # for each operation.
         model = prepared if self.args.torch_compile and not self._layers else bare
         results = all_gather.SampleOutputs(len(samples))
-        pending: deque[Callable[[], list[Tensor]]] = deque()
+        pending: deque[transfers.HostCopy] = deque()
         world = self._training.world
         # The part of the first process.
         with Progress("evaluation", -(-len(samples) // world.processes)) as progress:
@@ -324,10 +325,10 @@ class Engine(Resumable):
                 # All logits could fill a device. It computes a batch while the last is copied.
                 pending.append(transfers.start_copy(outcome))
                 if len(pending) > 1:
-                    results.add(*pending.popleft()())
+                    results.add(*pending.popleft().wait())
                 progress.done += int((batch["rows"] >= 0).sum())
-        for finish_copy in pending:
-            results.add(*finish_copy())
+        for outcome_copy in pending:
+            results.add(*outcome_copy.wait())
         return results.gather()
 
     def evaluation_loop(

@@ -34,6 +34,7 @@ SETTINGS: Mapping[str, str] = {
         ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
         ("PROOF", "off serves a model that does not answer as its proof.json says (on)"),
         ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
+        ("CUDA_GRAPHS", "1 computes rows of up to 8,192 tokens by CUDA graphs; not measured (0)"),
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
         ("BUCKETS", "Trainium: shapes to compile for, texts x tokens, such as 1x128,16x128"),
         ("ANSWERS", "huggingface (a vector for each token) or vectors (one for each text)"),

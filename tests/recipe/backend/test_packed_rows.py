@@ -15,6 +15,7 @@ from recipe.backend.padded_rows import values_from_padded
 from recipe.backend.rows import Reading, TokenRow
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD, make
+from tests.support.replays import Replays
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 
@@ -157,3 +158,39 @@ def test_answers_with_calls_ahead_are_those_without(
     expected = Handlers(save(kind, tmp_path / "model", 7)).ask(body)
     monkeypatch.setitem(loaded_model.CALLS_AHEAD, "cpu", 1)  # type: ignore[misc]
     assert_close(Handlers(tmp_path / "model").ask(body), expected)
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])
+def test_graphs_answer_as_kernels_one_by_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a recorder that is tested in the place of CUDA's: a graph for each shape, and none for
+    rows beyond them."""
+    monkeypatch.setattr(packed_rows, "_GRAPH_TOKENS", (128, 64))
+    monkeypatch.setattr(packed_rows, "_GRAPH_LONGEST", (32, 8))
+    monkeypatch.setitem(packed_rows.ROW_TOKENS, "cpu", 160)  # type: ignore[misc]
+    Replays.made.clear()
+    environ = {"AMPHORA_DTYPE": "float32", "AMPHORA_BLOCKED_WEIGHTS": "0"}
+    usual: Any = Handlers(save(kind, tmp_path / "model", 7), **environ)
+    environ["AMPHORA_CUDA_GRAPHS"] = "1"
+    assert Handlers(tmp_path / "model", **environ).model.loaded.layout.graphs is None  # type: ignore[attr-defined]
+    monkeypatch.setitem(packed_rows.RECORDERS, "cpu", Replays)  # type: ignore[misc]
+    served: Any = Handlers(tmp_path / "model", **environ)
+    (recorder,) = Replays.made
+    assert len(recorder.recordings) == 4
+    longer = " ".join(TEXTS)
+    for texts in (["who"], [*TEXTS, longer], TEXTS * 2, [longer, "who"] * 4, TEXTS * 5):
+        before = recorder.replayed
+        body = {"inputs": texts}
+        expected, answer = usual.ask(body), served.ask(body)
+        assert (recorder.replayed > before) == (len(texts) < 20)
+        if len(texts) > 1:  # one text alone is padded to another length
+            assert answer == expected
+    assert len(recorder.recordings) == 4
+    # A graph that reads what was recorded, and not what it is given.
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda *arguments, **options: None)
+    capsys.readouterr()
+    assert Handlers(tmp_path / "model", **environ).model.loaded.layout.graphs is None  # type: ignore[attr-defined]
+    assert (
+        "batches: no graphs, since states of rows of 128 tokens differ" in capsys.readouterr().out
+    )

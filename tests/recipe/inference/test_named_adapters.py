@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from recipe.backend import packed_rows
 from recipe.backend.proofs import checking
 from recipe.backend.requests.payloads import Request
 from recipe.backend.served_task import ServedTask
@@ -23,6 +24,7 @@ from recipe.models.sources.origin import Origin
 from recipe.runtime import blocked_weights
 from tests.support.adapter_kit import adapter, merged
 from tests.support.refusals import refused
+from tests.support.replays import Replays
 from tests.support.serving_kit import TEXTS, assert_close, save, tokenizer
 
 # Of peft, which asks transformers by old names.
@@ -150,9 +152,19 @@ def test_adapters_in_bfloat16_are_as_near_to_float32_as_their_merged_models(tmp_
     assert 0 < apart["named"] <= 2 * apart["merged"] < 0.2
 
 
-def test_adapters_share_an_encoder_whose_texts_are_padded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("environ", [{"AMPHORA_PACKING": "0"}, {"AMPHORA_CUDA_GRAPHS": "1"}])
+def test_adapters_share_an_encoder_whose_texts_are_padded_or_computed_by_graphs(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph computes the base alone: it has no adapter's products."""
+    monkeypatch.setattr(packed_rows, "_GRAPH_TOKENS", (128,))
+    monkeypatch.setitem(packed_rows.RECORDERS, "cpu", Replays)  # type: ignore[misc]
+    Replays.made.clear()
     base = save("BertModel", tmp_path / "base")
-    served = loaded(base, AMPHORA_PACKING="0")
+    served = loaded(base, **environ)
+    alone = ask(served[0], [("", TEXTS)])
+    before = [recorder.replayed for recorder in Replays.made]
+    assert (before > [2]) == ("AMPHORA_CUDA_GRAPHS" in environ)
     for seed, name in enumerate("ab"):
         folder = adapter(base, tmp_path / name, AUTO["SEQ_CLS"], seed, task_type="SEQ_CLS",
                          target_modules=["query"])  # fmt: skip
@@ -161,6 +173,9 @@ def test_adapters_share_an_encoder_whose_texts_are_padded(tmp_path: Path) -> Non
     answers = ask(served[0], [("a", TEXTS), ("b", TEXTS), ("", TEXTS)])
     assert_close(answers[1], ask(loaded(whole)[0], [("", TEXTS)])[0], 1e-4)
     assert answers[0] != answers[1]
+    ask(served[0], [("a", TEXTS)])
+    assert [recorder.replayed for recorder in Replays.made] == before
+    assert ask(served[0], [("", TEXTS)]) == alone
 
 
 def test_products_are_added_before_an_activation_that_the_base_may_fuse(

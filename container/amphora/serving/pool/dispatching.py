@@ -7,9 +7,11 @@ collects, so that batches grow with the load and a single request never waits.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 
+from amphora.common.devices import CUDA
 from amphora.serving.pool.connections import Call, WorkerConnection
 from amphora.serving.protocol import batching
 from amphora.serving.protocol.media_types import Fault
@@ -65,9 +67,11 @@ class Dispatcher:
                 if batch:
                     self._send(connection, batch)
             return
+        takers = [worker for worker in self.connections.values() if worker.takes_turns]
+        if self._settings.device_kind == CUDA and self.merges:
+            self._send_ahead(takers)
         # Workers that take turns and have been busy for long get more.
         now = time.monotonic()
-        takers = [worker for worker in self.connections.values() if worker.takes_turns]
         ages = {worker.index: now - worker.busy_since for worker in takers}
         if younger := [age for age in ages.values() if age < _LONG_WORK_SECONDS]:
             self._wake(_LONG_WORK_SECONDS - max(younger))
@@ -85,6 +89,19 @@ class Dispatcher:
                 return
             self.queue.remove(call)
             self._send(min(room, key=_load), [call])
+
+    def _send_ahead(self, takers: list[WorkerConnection]) -> None:
+        """Send full batches, which a worker reads while its device computes the one before."""
+        size = self._settings.batch_size
+        for worker in sorted(takers, key=_load):
+            some = list(itertools.islice(self.queue, size))
+            is_begun = worker.begun == worker.batch
+            if len(some) < size or any(call.retried or call.reply.done() for call in some):
+                return
+            if is_begun and worker.has_room(2 * size, 2 * self._settings.max_body):
+                for _ in some:
+                    self.queue.popleft()
+                self._send(worker, some)
 
     def _wake(self, seconds: float) -> None:
         """Dispatch again after this time, if nothing else does before."""
@@ -113,13 +130,15 @@ class Dispatcher:
 
     def note(self, connection: WorkerConnection, report: State) -> None:
         """Apply a worker's report of its state."""
-        if report.state == "begun":
-            connection.begun = report.batch
-            return
         self._metrics.calls.inc(report.calls)
         self._metrics.tokens.inc(report.tokens)
         self._metrics.padding.inc(report.padded - report.tokens)
         self._metrics.slices.inc(report.slices)
+        if report.state == "begun":
+            connection.begun = report.batch
+            if self._settings.device_kind == CUDA:
+                self.dispatch()
+            return
         if connection.batch != report.batch:
             # The report is older than the last batch.
             connection.watch()

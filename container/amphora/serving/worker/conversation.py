@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from amphora.common import logs
-from amphora.common.devices import CPU, KINDS
+from amphora.common.devices import CPU, CUDA, KINDS
 from amphora.serving.protocol import batching, media_types, messages
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.context import Context
@@ -61,7 +61,7 @@ class Conversation:
         """Answer batches until the front process closes the socket (EOFError)."""
         jobs_are_next = False
         while True:
-            while not self._arrived and not self._turns.is_runnable:
+            while not (self._arrived or self._turns.is_runnable or self._turns.may_block):
                 # Jobs that are left wait for slow clients.
                 self._announce("rests")
                 self._take_frame()
@@ -70,7 +70,7 @@ class Conversation:
             # New requests and jobs alternate.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
-                self._send_message(messages.State(state="begun", batch=self._number))
+                self._send_state("begun")
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -119,7 +119,12 @@ class Conversation:
         is_silent = state == "open" and time.monotonic() - self._sent_at > _SIGN_SECONDS
         if self._announced == (self._number, state) and not is_silent:
             return
+        if state == "open" and self._turns.are_whole:
+            return  # as if a batch without jobs were at work
         self._announced = (self._number, state)
+        self._send_state(state)
+
+    def _send_state(self, state: str) -> None:
         self._send_message(
             messages.State(
                 state=state, batch=self._number, tokens=self._tokens, padded=self._padded,
@@ -165,7 +170,10 @@ class Conversation:
                 members = [some[index] for index in group.members]
                 spent += group.padded
                 work = partial(self._predict, members, group)
-                if self._takes_turns and spent > self._slice_tokens:
+                if self._takes_turns and settings.device_kind == CUDA:
+                    # While the device computes, the next batch is read.
+                    self._turns.add([work], whole=True)
+                elif self._takes_turns and spent > self._slice_tokens:
                     self._turns.add([work])
                 else:
                     self._predict(members, group)

@@ -37,6 +37,10 @@ class TurnJob:
     work: Callable[[], None]
     until: Callable[[], bool] | None = None
     """What it waits for; None means only its turn."""
+    blocks: bool = False
+    """Whether it can wait for that itself, when no other job has work."""
+    is_whole: bool = False
+    """Whether it pauses only while it waits for something."""
     turns: int = 0
     seconds: float = 0.0
     """The time that its turns have taken."""
@@ -120,8 +124,19 @@ class Turns:
         """Return whether a job could make progress."""
         return any(job.is_ready for job in self._jobs)
 
-    def add(self, works: list[Callable[[], None]]) -> list[TurnJob]:
-        jobs = [TurnJob(work) for work in works]
+    @property
+    def may_block(self) -> bool:
+        """Return whether a job waits for something that it can wait for itself."""
+        return any(job.blocks for job in self._jobs)
+
+    @property
+    def are_whole(self) -> bool:
+        """Return whether no job pauses between two pieces of work."""
+        return all(job.is_whole for job in self._jobs)
+
+    def add(self, works: list[Callable[[], None]], *, whole: bool = False) -> list[TurnJob]:
+        """Add a job for each work. `whole` ones pause only while they wait for something."""
+        jobs = [TurnJob(work, is_whole=whole) for work in works]
         self._jobs.extend(jobs)
         return jobs
 
@@ -137,9 +152,11 @@ class Turns:
 
         Jobs whose condition has become true come first, since they only deliver. Then come new
         jobs, short ones and long ones; but now and then the job that has waited longest has a turn,
-        however many short jobs arrive.
+        however many short jobs arrive. If none can make progress, one that waits for a device does
+        so in its turn.
         """
-        if not (ready := [job for job in self._jobs if job.is_ready]):
+        ready = [job for job in self._jobs if job.is_ready]
+        if not (ready := ready or [job for job in self._jobs if job.blocks]):
             return
         oldest = ready[0]
         job = min(ready, key=lambda job: (job.until is None, not job.is_short, job.turns > 0))
@@ -178,13 +195,14 @@ class Turns:
         """Return the turn to the main thread: the running job pauses, or has ended."""
         self._back.release()
 
-    def pause(self, until: Callable[[], bool] | None = None) -> None:
+    def pause(self, until: Callable[[], bool] | None = None, blocks: bool = False) -> None:
         """Let other jobs run, and wait for the next turn.
 
         Returns at once outside of a job, and if no other work waits, whatever `until` says.
 
         Args:
             until: What the job waits for, evaluated between other jobs' turns; None: only its turn.
+            blocks: Whether the job can wait for it itself: it returns when no other job has work.
 
         Raises ClientLeft if the client has gone, TakesLong if `outside_until` has passed.
         """
@@ -195,14 +213,17 @@ class Turns:
             return
         if job is None or job.thread is None or threading.current_thread() is not job.thread:
             return
-        if until is None or until():
+        is_true = until is None or until()
+        if is_true and job.is_whole:
+            return
+        if is_true or blocks:
             is_alone = not self.is_runnable and not self._is_wanted()
             if is_alone and time.monotonic() - self._since < _SIGN_SECONDS:
                 return
-        job.until = until
+        job.until, job.blocks = until, blocks
         turn = job.thread.turn
         self.give_back()
         turn.acquire()
-        job.until = None
+        job.until, job.blocks = None, False
         if job.is_left:
             raise ClientLeft

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -141,6 +142,32 @@ def test_what_a_job_waits_for_comes_before_work() -> None:
     assert seen == ["0", "1", "waited", "2"]
 
 
+def test_while_a_device_computes_for_one_job_another_has_its_turn() -> None:
+    turns = Turns(lambda: False)
+    seen: list[str] = []
+
+    def work(name: str, ends: str) -> None:
+        seen.append(f"{name} launched")
+        turns.pause()  # not by a whole job
+        turns.pause(lambda: ends in seen, blocks=True)
+        seen.append(f"{name} answers{' late' * (ends not in seen)}")
+
+    for name, ends in (("a", "b launched"), ("b", "a answers"), ("c", "never")):
+        turns.add([partial(work, name, ends)], whole=True)
+    assert turns.are_whole
+    while len(turns):
+        assert turns.is_runnable or turns.may_block
+        turns.give()
+    assert seen == [
+        "a launched",
+        "b launched",
+        "a answers",
+        "b answers",
+        "c launched",
+        "c answers late",
+    ]
+
+
 def test_a_job_that_is_left_ends_where_it_stands() -> None:
     turns = Turns(lambda: False)
     seen: list[str] = []
@@ -238,6 +265,67 @@ def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front, kind: str)
     assert sum(header.get("id") == "first" for header, _ in frames) == 3
     front.tell(messages.Cancel(id="first"))
     front.until()
+
+
+DEVICE = """
+    import json, os, time
+
+    MODEL = {"read": 0, "launched": 0}
+
+    def model_fn(model_dir):
+        return MODEL
+
+    def turns_fn(model, pause):
+        model["pause"] = pause
+
+    def input_fn(body, content_type):
+        MODEL["read"] += 1
+        return json.loads(body)
+
+    def predict_batch_fn(inputs, model):
+        model["launched"] += len(inputs)
+        # The device computes until a later batch is read, or these are the last.
+        launched, ends = model["launched"], time.monotonic() + 60
+        is_done = lambda: model["read"] > launched or launched >= inputs[0]["of"]
+        while not (is_done() or time.monotonic() > ends):
+            model["pause"](is_done, blocks=True)
+            time.sleep(0.001)
+        return [is_done()] * len(inputs)
+
+    def predict_fn(data, model):
+        raise AssertionError("it is never called")
+
+    def output_fn(prediction, accept):
+        return json.dumps(prediction)
+"""
+
+
+def test_a_batch_is_read_while_the_device_computes_the_one_before(tmp_path: Path) -> None:
+    with Front(tmp_path, DEVICE, kind="cuda") as front:
+        front.send(a={"of": 3}, b={"of": 3})
+        frames = front.until("begun")
+        front.send(c={"of": 3})
+        frames += front.until()
+    assert answers(frames) == {"a": True, "b": True, "c": True}
+    states = [header["state"] for header, _ in frames if "state" in header]
+    assert states == ["begun", "begun", "idle"]
+
+
+def test_the_front_sends_full_batches_to_a_gpus_worker_that_is_at_work(start: Start) -> None:
+    code = (
+        "import dataclasses, runpy; from amphora.common import devices; usual = devices.detect;"
+        "devices.detect = lambda environ: dataclasses.replace(usual(environ), kind='cuda');"
+        "runpy.run_module('amphora', run_name='__main__', alter_sys=True)"
+    )
+    server = start(
+        DEVICE,
+        command=(sys.executable, "-c", code, "serve"),
+        SAGEMAKER_TS_BATCH_SIZE="2",
+    ).ready()
+    with ThreadPoolExecutor(6) as threads:
+        futures = [threads.submit(server.invoke, {"of": 5}) for _ in range(6)]
+        assert [future.result().json() for future in futures] == [True] * 6
+    assert server.metric("amphora_batch_size_count") >= 3
 
 
 TWO_WORKERS = {"SAGEMAKER_MODEL_SERVER_WORKERS": "2"}
