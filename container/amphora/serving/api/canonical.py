@@ -72,11 +72,7 @@ class ModelTraits:
         if self.adapters is None or name in ("", self.name):
             return self
         if name not in self.adapters:
-            known = [self.name, *sorted(self.adapters)]
-            listed = f"{', '.join(known[:20])}{' ...' if len(known) > 20 else '.'}"
-            hint = did_you_mean(name, known)
-            message = f"There is no model {name[:200]!r}. Loaded: {listed}{hint}"
-            raise Fault(404, "model_not_found", message, "model")
+            raise unknown_model(name, [self.name, *sorted(self.adapters)])
         return self.adapters[name]
 
 
@@ -182,6 +178,13 @@ def check_keys(route: str, body: Any, needed: Collection[str], others: Collectio
     if wrong:
         raise bad_request(". ".join(wrong) + ".", [*unknown, *missing][0])
     return body
+
+
+def unknown_model(name: str, known: Sequence[str]) -> Fault:
+    """Return the error for a model that is not one of the `known` ones."""
+    listed = f"{', '.join(known[:20])}{' ...' if len(known) > 20 else '.'}"
+    message = f"There is no model {name[:200]!r}. Loaded: {listed}{did_you_mean(name, known)}"
+    return Fault(404, "model_not_found", message, "model")
 
 
 def wrong_value(key: str, value: Any, remedy: str) -> Fault:

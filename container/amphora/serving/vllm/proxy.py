@@ -17,7 +17,7 @@ import aiohttp
 
 from amphora.common.errors import did_you_mean
 from amphora.serving.api import exchange, openai, write
-from amphora.serving.api.canonical import ApiRequest
+from amphora.serving.api.canonical import ApiRequest, unknown_model
 from amphora.serving.api.exchange import Exchange
 from amphora.serving.pool.connections import Call
 from amphora.serving.pool.pool import too_late
@@ -121,9 +121,7 @@ class VllmServer(VllmProcess):
             others = known - {self.name, server_arguments.BASE}
             is_guess = adapter or others or self.settings.adapters
             if is_guess or (not request.route and "model" in body):
-                listed = f"{', '.join(sorted(known))}.{did_you_mean(str(named), known)}"
-                message = f"There is no model {named!r}. Loaded: {listed}"
-                raise Fault(404, "model_not_found", message, "model")
+                raise unknown_model(str(named), sorted(known))
             named = self.name
         prompt, prompts = body.get("prompt"), 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -178,7 +176,8 @@ class VllmServer(VllmProcess):
                 last = last[-len(_BROKEN) :] + data
                 if _BROKEN in last:
                     # vLLM ends such a stream as if it were complete.
-                    message = error_of(last[last.index(_BROKEN) + len("data: ") :])["message"]
+                    event = last[last.index(_BROKEN) + len("data: ") :].partition(b"\n")[0]
+                    message = error_of(event)["message"]
                     raise Fault(500, "stream_broken", f"vLLM's stream broke off: {message}")
                 # The status is sent with the first chunk. Earlier failures have an error status.
                 call.answer(head)
