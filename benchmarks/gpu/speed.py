@@ -162,7 +162,8 @@ def encoders(stage: Stage, rate: float, name: str, size: int) -> Values:
     ways = ["HF padded to 128", "HF grouped by length", "recipe", "recipe, bf16 weights",
             "recipe, graphs", "recipe, bf16 weights, graphs"]  # fmt: skip
     if not stage.smoke:  # it takes longer than these steps
-        ways += ["recipe, compiled", "recipe, compiled, bf16 weights"]
+        ways += ["recipe, compiled", "recipe, compiled, bf16 weights",
+                 "recipe, compiled, bf16 weights, graphs"]  # fmt: skip
     trainings = {way: partial(train, stage, way, name, size, steps) for way in ways}
     results = take_turns(trainings, 1 if stage.smoke else 2)
     best = {way: max(speed for speed, _, _ in speeds) for way, speeds in results.items()}

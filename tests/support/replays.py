@@ -20,12 +20,17 @@ class Replays(TorchDispatchMode):
         self.replayed = 0
         self.made.append(self)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile's programs, which earlier runs have made, run while it records."""
+        return True
+
     def record(self, work: Callable[[], Any]) -> Callable[[], Any]:
         for _ in range(2):
             work()
         calls: list[Any] = []
         self.recordings.append(calls)
-        with self:
+        with self, torch.compiler.set_stance("fail_on_recompile"):
             work()
 
         @torch.no_grad()

@@ -225,18 +225,18 @@ def decide(
         blocks = train_layout.balanced and objective.lightens_attention and not is_flat
         rows = args.bf16 and not train_layout.balanced
         cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
-    has_graphs = loaded.cuda_graphs and args.do_train
-    if has_graphs:
-        why_not = step_graphs.why_not(model, args, is_flat)
-        has_graphs = why_not is None
-        detail = "forward and backward by a CUDA graph of each shape" if has_graphs else "none"
-        table.add("graphs", detail, why_not or "cuda_graphs=True is set")
     compiles_layers = bool(args.torch_compile and args.do_train)
     if compiles_layers:
         why_not = compiled_layers.why_not(model, args, train_layout.balanced)
         compiles_layers = why_not is None
         detail = "each layer whole, layers alike once" if compiles_layers else "the whole model"
         table.add("torch.compile", detail, why_not or "compile=True is set")
+    has_graphs = loaded.cuda_graphs and args.do_train
+    if has_graphs:
+        why_not = step_graphs.why_not(model, args, is_flat, compiles_layers)
+        has_graphs = why_not is None
+        detail = "forward and backward by a CUDA graph of each shape" if has_graphs else "none"
+        table.add("graphs", detail, why_not or "cuda_graphs=True is set")
     steps = training.steps()
     split = f"split by length into batches of {cut.size} instead of {whole}"
     detail = trainer_arguments.describe_steps(args, steps, cut.samples)

@@ -19,9 +19,16 @@ from recipe.runtime.graphs import Batch, Bucket, Graphs, Recorder, Work
 _MOST = 8
 
 
-def why_not(model: nn.Module, args: TrainingArguments, is_flat: bool) -> str | None:
-    """Return why a training cannot compute by graphs; None if it can. `is_flat` says whether a
-    batch is one row of samples, whose attention reads no value on the CPU."""
+def why_not(
+    model: nn.Module, args: TrainingArguments, is_flat: bool, compiles_layers: bool
+) -> str | None:
+    """Return why a training cannot compute by graphs; None if it can.
+
+    Args:
+        is_flat: Whether a batch is one row of samples, whose attention reads no value on the CPU.
+        compiles_layers: Whether layers are compiled one at a time. Their programs are made in the
+            runs before the recording, and start kernels on the current stream.
+    """
     if args.device.type != "cuda":
         return "graphs are for CUDA devices"
     if not is_flat:
@@ -32,8 +39,8 @@ def why_not(model: nn.Module, args: TrainingArguments, is_flat: bool) -> str | N
         return "float16 scales the loss by a number that changes"
     if "lomo" in str(args.optim):
         return "the backward pass updates the weights"
-    if args.torch_compile:
-        return "the model is compiled"
+    if args.torch_compile and not compiles_layers:
+        return "the whole model is compiled"
     if args.gradient_checkpointing:
         return "recomputed layers read the state of random numbers"
     if distribution.has_changing_buffers(model):

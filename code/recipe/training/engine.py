@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -214,7 +214,11 @@ class Engine(Resumable):
         optimizer.train()
 
         def compute(batch: Mapping[str, Any]) -> list[Tensor]:
-            with self._copies.used(None) if self._copies else nullcontext():
+            with ExitStack() as changes:
+                if self._copies:
+                    changes.enter_context(self._copies.used(None))
+                if self._layers:
+                    changes.enter_context(self._layers.used())
                 with self.compute_loss_context_manager():
                     _, losses, real = self._losses(model, dict(batch))
                     loss = self._share(losses, real, batch)

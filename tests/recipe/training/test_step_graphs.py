@@ -22,8 +22,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as on a GPU, by the CPU's operator; graphs by a recorder that is tested in their place."""
     why_not = step_graphs.why_not
 
-    def allow_cpu(model: Any, args: Any, is_flat: bool) -> str | None:
-        reason = why_not(model, args, is_flat)
+    def allow_cpu(model: Any, args: Any, is_flat: bool, compiles_layers: bool) -> str | None:
+        reason = why_not(model, args, is_flat, compiles_layers)
         assert reason == "graphs are for CUDA devices"
         return None if is_flat else "its batches are not rows"
 
@@ -33,9 +33,15 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     Replays.made.clear()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks each tensor for it
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "more", [("--bf16", "False"), ("--bf16", "True", "--bf16_weights", "True")]
+    "more",
+    [
+        ("--bf16", "False"),
+        ("--bf16", "True", "--bf16_weights", "True"),
+        ("--bf16", "False", "--compile", "True", "--torch_compile_backend", "aot_eager"),
+    ],
 )
 def test_graphs_train_and_resume_to_the_same_weights(
     more: tuple[str, ...], as_on_a_gpu: None, tmp_path: Path, tiny_model: Path,
