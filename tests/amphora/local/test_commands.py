@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -329,9 +330,8 @@ def test_a_stopped_predict_stops_its_server_and_continues(data: Path) -> None:
     assert 64 < len(part.read_bytes().splitlines()) < 2_000
 
 
-def test_hyperparameters_are_shown_by_group() -> None:
-    here = Path(__file__).parent
-    shown = amphora("train", "--help", cwd=here, AMPHORA_CODE_DIR=str(CODE)).stdout
+def test_hyperparameters_are_shown_by_group(preloaded: Mapping[str, str]) -> None:
+    shown = amphora("train", "--help", cwd=Path(__file__).parent, **preloaded).stdout
     positions = [
         shown.index(part) for part in ("usage:", "Model, such as", "--lora_r", "Columns, such as")
     ]

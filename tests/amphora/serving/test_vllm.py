@@ -383,6 +383,13 @@ SCHEMA = {"type": "object"}
 WHOLE = "one two"
 
 
+def write_tokenizer(folder: Path) -> None:
+    """Write one whose ids nobody has to compare, for which the front would load transformers."""
+    (folder / "tokenizer.json").write_text("{}")
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The real front, with a recording server in vLLM's place."""
@@ -391,7 +398,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         (base / folder).mkdir(parents=True)
     (base / "model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (base / "model/adapters/fr/adapter_config.json").write_text('{"r": 8}')
-    (base / "model/tokenizer.json").write_text("{}")
+    write_tokenizer(base / "model")
     environ = {"PYTHONPATH": str(install(base / "site")), "RECORDED": str(base / "recorded")}
     with Running(base, environ | {"AMPHORA_MAX_TOKENS_WRITTEN": "1000"}) as running:
         yield running.ready()
@@ -733,7 +740,7 @@ def test_a_model_that_answers_otherwise_than_proved_is_not_served(
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    (tmp_path / "model/tokenizer.json").write_text("{}")
+    write_tokenizer(tmp_path / "model")
     proof = {**PROOF, "falsified": {"ids": [1, 7]}}
     (tmp_path / "model/proof.json").write_text(json.dumps(proof))
     environ = {
