@@ -9,5 +9,7 @@ def run_processes(function: Callable[..., None], arguments: tuple[Any, ...], cou
     """Run `function(rank, *arguments)` in so many processes; raise what one of them raises."""
     from torch.multiprocessing.spawn import start_processes
 
-    multiprocessing.set_forkserver_preload(["pytest", "torch.distributed", function.__module__])
+    multiprocessing.set_forkserver_preload(
+        ["pytest", "torch.distributed", "torch._dynamo", function.__module__]
+    )
     start_processes(function, arguments, count, start_method="forkserver")

@@ -18,7 +18,6 @@ from amphora.cli import main
 from amphora.common.errors import ConfigError
 from amphora.local import file_answers, local_job
 from tests.support.job_tree import clean_environ
-from tests.support.paths import CODE
 
 SCRIPT = """
 import json, os, sys

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerState, TrainingArguments
 
 from recipe.errors import CheckpointError, DivergedError, OutputError
+from recipe.runtime import memory
 from recipe.storage import checkpoints
 from recipe.tasks import base
 from recipe.training import resuming
@@ -204,7 +205,8 @@ def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
     monkeypatch.setattr(Snapshot, "write", slowly)
     for name, in_background in (("beside", True), ("within", False)):
         free = None if in_background else 0
-        monkeypatch.setattr(resuming, "memory", SimpleNamespace(available=lambda free=free: free))
+        there = SimpleNamespace(available=lambda free=free: free, size=memory.size)
+        monkeypatch.setattr(resuming, "memory", there)
         argv = ("--max_steps", "5", "--save_strategy", "steps", "--save_steps", "1",
                 "--save_total_limit", "9", "--lr", "1e-3")  # fmt: skip
         run(tmp_path / name, tiny_model, {"train": data}, *argv)
