@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,16 +78,16 @@ def test_logits_of_an_evaluation_leave_the_device_batch_by_batch(
     copied: list[int] = []
     on_device: list[int] = []
 
-    def start_copy(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+    def start_copy(tensors: Sequence[Tensor]) -> SimpleNamespace:
         copied.append(len(tensors[1]))
         on_device.append(len(copied))
         assert len(on_device) <= 2, "logits of more batches are on the device"
 
-        def finish_copy() -> Sequence[Tensor]:
+        def wait() -> Sequence[Tensor]:
             on_device.pop(0)
             return tensors
 
-        return finish_copy
+        return SimpleNamespace(wait=wait)
 
     trainer = packed_batches.engine(tmp_path, per_device_eval_batch_size=2)
     expected = trainer.evaluation_loop(trainer.eval_dataset, "").predictions
