@@ -20,9 +20,13 @@ _PREPOSITIONS = {
 _WORDS = re.compile(r"[\s_.()-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
+_BARRED = str.maketrans({"ı": "i", "ł": "l", "ø": "o", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe"})
+"""Letters that Unicode does not take apart."""
+
+
 def plain_word(word: str) -> str:
     """Return a word in lower case without accents."""
-    letters = unicodedata.normalize("NFKD", word.strip().lower())
+    letters = unicodedata.normalize("NFKD", word.strip().lower().translate(_BARRED))
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 

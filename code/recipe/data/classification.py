@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def _read(path: Path, header: HeaderHint) -> Part:
 
 
 def _labelled(
-    file: ReadFile, texts: Iterable[str], settings: DataSettings, notes: list[str]
+    file: ReadFile, texts: Collection[str], settings: DataSettings, notes: list[str]
 ) -> Part:
     """Return a file with one column of labels, without rows that have none."""
     part, names = file.part, file.columns.columns[LABEL]
@@ -151,11 +151,19 @@ def _labelled(
     if unlabelled := file.part.table.num_rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     part, label = values.one_label_column(part, names)
+    rows, lacking = part.table.num_rows, []
     for column in texts:
         values.check_texts(part, column)
-        if empty := values.empty_texts(part, column):
+        empty = values.empty_texts(part, column)
+        lacking.append(empty == rows > 1)
+        if empty:
             notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
                          "they are learned as empty texts.")  # fmt: skip
+    if lacking and all(lacking):
+        shown = " and ".join(map(repr, texts))
+        raise DataError(
+            f"{part.path} has no text in any row of {shown}.", "Name the column of the texts."
+        )
     values.check_labels(part, label)
     return part
 

@@ -127,6 +127,13 @@ def test_a_column_of_empty_values_that_are_not_texts_is_named(tmp_path: Path) ->
         load({"train": tmp_path})
 
 
+def test_a_column_without_a_text_is_refused(tmp_path: Path) -> None:
+    """One was learned as 35 empty texts."""
+    (tmp_path / "a.csv").write_text("id,text,label\n1,,a\n2,,b\n3,,a\n")
+    with pytest.raises(DataError, match=r"a\.csv has no text in any row of 'text'"):
+        load({"train": tmp_path})
+
+
 @pytest.mark.parametrize("value", ["eval-harness", "Test Kitchen", {"name": "imdb"}])
 def test_a_column_called_dataset_leaves_rows(tmp_path: Path, value: Any) -> None:
     rows = [{"dataset": value, "text": text, "label": name} for text, name in ROWS]

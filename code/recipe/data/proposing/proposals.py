@@ -353,6 +353,8 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
     for column in selection.form.columns:
         for name in selection.columns.get(column.role, ()):
             cells = sample_cells(part, name)
+            if not cells:
+                raise DataError(f"Column {name!r} has no value in its first rows.")
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "answers" and "starts" not in selection:
