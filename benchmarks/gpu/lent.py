@@ -28,7 +28,7 @@ STEPS: tuple[tuple[str, int, str], ...] = (
     ("accuracy of bf16 weights", 240, "benchmarks/bench_precision.py --only MiniLM"),
     ("decoder beside TRL", 180, f"{GPU}/speed.py --only decoder"),
     ("ModernBERT-base", 150, f"{GPU}/speed.py --only ModernBERT"),
-    ("serving", 240, f"{GPU}/serve.py --only rows,calls,classification"),
+    ("serving", 240, f"{GPU}/serve.py --only rows,calls,classification_1,classification_graphs"),
     ("correctness", 300, f"{GPU}/truth.py"),
 )
 """Names, limits in seconds, and what is run: 29 minutes in all. `_` is a space in a name."""
@@ -73,6 +73,8 @@ def main() -> None:
         if GPU in call:
             words += ["--out", str(folder), "--seconds", str(left if options.smoke else limit)]
             words += ["--smoke"] * options.smoke
+        elif options.smoke:
+            words += ["--seeds", "1"]
         started = time.monotonic()
         outcome = run_step(words, left if options.smoke else limit, folder / "log.txt")
         seconds = round(time.monotonic() - started, 1)

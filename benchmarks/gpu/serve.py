@@ -1,4 +1,4 @@
-"""Stage C on a GPU, 11 minutes: correctness and speed of serving.
+"""Stage C on a GPU, 12 minutes: correctness and speed of serving.
 
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
@@ -92,6 +92,9 @@ def classification(
     print(table(rows), flush=True)
     log = (base / "amphora.log").read_text().splitlines()
     chosen = [line.partition("batches: ")[2] for line in log if "batches: " in line]
+    is_recorded = any("graphs of rows" in line for line in chosen)
+    if stage.device.type == "cuda" and is_recorded != ("AMPHORA_CUDA_GRAPHS" in variables):
+        raise Failed("graphs are used, or are not", rows=rows, batches=chosen)
     return {"rows": rows, "model alone, texts/s": round(rate), "batches": chosen}
 
 
@@ -204,7 +207,7 @@ def workers_chosen(rates: dict[str, int]) -> Values:
 
 def main() -> None:
     """Run all checks; the exit code is 1 if one failed."""
-    stage = Stage("serve", __doc__, seconds=660)
+    stage = Stage("serve", __doc__, seconds=720)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         save_model(stage, base / "model")

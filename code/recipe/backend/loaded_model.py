@@ -72,7 +72,7 @@ class PendingCalls:
     def _take_first(self) -> None:
         members, values = self._calls.popleft()
         if self._ahead:
-            turns.pause(lambda: all(part.copy.is_complete() for part in values), blocks=True)
+            turns.pause(lambda: all(part.copy.is_complete() for part in values), polls=True)
         rows = [row for part in values for row in part.wait()]
         for index, row in zip(members, rows, strict=True):
             self._results[index] = row

@@ -133,8 +133,8 @@ class PackedRows:
             why_not = recorded._compare_states(model, longest)
         except RuntimeError as error:  # as of a device that is full
             why_not = f"{type(error).__name__}: {str(error)[:200]}"
-        if why_not:
-            log(f"batches: no graphs, since {why_not}")
+        outcome = f"no graphs, since {why_not}" if why_not else f"{len(shapes)} graphs of rows"
+        log(f"batches: {outcome}")
         return None if why_not else recorded
 
     @torch.inference_mode()

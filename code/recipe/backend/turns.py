@@ -17,7 +17,7 @@ _pause: Callable[..., None] | None = None
 
 
 def take(pause: Callable[..., None]) -> None:
-    """Let predictions take turns from now on, by `pause(until, blocks)`."""
+    """Let predictions take turns from now on, by `pause(until, polls)`."""
     global _pause
     _pause = pause
     # Each prediction has a thread of its own, but only one runs at a time.
@@ -29,15 +29,15 @@ def are_taken() -> bool:
     return _pause is not None
 
 
-def pause(until: Until | None = None, *, blocks: bool = False) -> None:
+def pause(until: Until | None = None, *, polls: bool = False) -> None:
     """Let waiting predictions take their turn. Call it between two calls of a model.
 
     Args:
         until: A condition for this prediction to continue; it may still be false on return.
-        blocks: Whether this prediction then waits for it, as for a device.
+        polls: Whether it becomes true while nothing runs, as when a device ends its work.
     """
     if _pause is not None:
-        _pause(until, blocks)
+        _pause(until, polls)
 
 
 def pause_before_calls(model: torch.nn.Module) -> None:

@@ -32,6 +32,8 @@ _LONG_BODY = 16384
 # If reading and measuring takes more CPU time than this, it starts again in turns.
 _READ_SECONDS = 0.05
 _SIGN_SECONDS = 0.2
+# While a device computes; an answer waits for half of it.
+_POLL_SECONDS = 0.0002
 
 
 class Conversation:
@@ -61,7 +63,11 @@ class Conversation:
         """Answer batches until the front process closes the socket (EOFError)."""
         jobs_are_next = False
         while True:
-            while not (self._arrived or self._turns.is_runnable or self._turns.may_block):
+            while not self._arrived and not self._turns.is_runnable:
+                if self._turns.polls:
+                    if self._has_news(_POLL_SECONDS):
+                        self._take_frame()
+                    continue
                 # Jobs that are left wait for slow clients.
                 self._announce("rests")
                 self._take_frame()
@@ -78,8 +84,8 @@ class Conversation:
                 jobs_are_next = False
             self._announce("open")
 
-    def _has_news(self) -> bool:
-        return bool(select.select([self._sock], [], [], 0)[0])
+    def _has_news(self, seconds: float = 0) -> bool:
+        return bool(select.select([self._sock], [], [], seconds)[0])
 
     def _take_frame(self) -> str:
         """Apply the next frame from the front. Returns the request that it cancels, or ''."""

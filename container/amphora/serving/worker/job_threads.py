@@ -37,8 +37,8 @@ class TurnJob:
     work: Callable[[], None]
     until: Callable[[], bool] | None = None
     """What it waits for; None means only its turn."""
-    blocks: bool = False
-    """Whether it can wait for that itself, when no other job has work."""
+    polls: bool = False
+    """Whether that becomes true without a frame from the front."""
     is_whole: bool = False
     """Whether it pauses only while it waits for something."""
     turns: int = 0
@@ -125,9 +125,9 @@ class Turns:
         return any(job.is_ready for job in self._jobs)
 
     @property
-    def may_block(self) -> bool:
-        """Return whether a job waits for something that it can wait for itself."""
-        return any(job.blocks for job in self._jobs)
+    def polls(self) -> bool:
+        """Return whether a job may become ready without a frame from the front."""
+        return any(job.polls for job in self._jobs)
 
     @property
     def are_whole(self) -> bool:
@@ -152,11 +152,9 @@ class Turns:
 
         Jobs whose condition has become true come first, since they only deliver. Then come new
         jobs, short ones and long ones; but now and then the job that has waited longest has a turn,
-        however many short jobs arrive. If none can make progress, one that waits for a device does
-        so in its turn.
+        however many short jobs arrive.
         """
-        ready = [job for job in self._jobs if job.is_ready]
-        if not (ready := ready or [job for job in self._jobs if job.blocks]):
+        if not (ready := [job for job in self._jobs if job.is_ready]):
             return
         oldest = ready[0]
         job = min(ready, key=lambda job: (job.until is None, not job.is_short, job.turns > 0))
@@ -195,14 +193,14 @@ class Turns:
         """Return the turn to the main thread: the running job pauses, or has ended."""
         self._back.release()
 
-    def pause(self, until: Callable[[], bool] | None = None, blocks: bool = False) -> None:
+    def pause(self, until: Callable[[], bool] | None = None, polls: bool = False) -> None:
         """Let other jobs run, and wait for the next turn.
 
         Returns at once outside of a job, and if no other work waits, whatever `until` says.
 
         Args:
             until: What the job waits for, evaluated between other jobs' turns; None: only its turn.
-            blocks: Whether the job can wait for it itself: it returns when no other job has work.
+            polls: Whether it becomes true while nothing runs, as when a device ends its work.
 
         Raises ClientLeft if the client has gone, TakesLong if `outside_until` has passed.
         """
@@ -213,17 +211,16 @@ class Turns:
             return
         if job is None or job.thread is None or threading.current_thread() is not job.thread:
             return
-        is_true = until is None or until()
-        if is_true and job.is_whole:
-            return
-        if is_true or blocks:
+        if until is None or until():
+            if job.is_whole:
+                return
             is_alone = not self.is_runnable and not self._is_wanted()
             if is_alone and time.monotonic() - self._since < _SIGN_SECONDS:
                 return
-        job.until, job.blocks = until, blocks
+        job.until, job.polls = until, polls
         turn = job.thread.turn
         self.give_back()
         turn.acquire()
-        job.until, job.blocks = None, False
+        job.until, job.polls = None, False
         if job.is_left:
             raise ClientLeft

@@ -149,23 +149,19 @@ def test_while_a_device_computes_for_one_job_another_has_its_turn() -> None:
     def work(name: str, ends: str) -> None:
         seen.append(f"{name} launched")
         turns.pause()  # not by a whole job
-        turns.pause(lambda: ends in seen, blocks=True)
-        seen.append(f"{name} answers{' late' * (ends not in seen)}")
+        turns.pause(lambda: ends in seen, polls=True)
+        seen.append(f"{name} answers")
 
-    for name, ends in (("a", "b launched"), ("b", "a answers"), ("c", "never")):
+    for name, ends in (("a", "b launched"), ("b", "a answers"), ("c", "the device ends")):
         turns.add([partial(work, name, ends)], whole=True)
     assert turns.are_whole
     while len(turns):
-        assert turns.is_runnable or turns.may_block
+        if not turns.is_runnable:
+            assert turns.polls
+            seen.append("the device ends")
         turns.give()
-    assert seen == [
-        "a launched",
-        "b launched",
-        "a answers",
-        "b answers",
-        "c launched",
-        "c answers late",
-    ]
+    assert seen == ["a launched", "b launched", "a answers", "b answers",
+                    "c launched", "the device ends", "c answers"]  # fmt: skip
 
 
 def test_a_job_that_is_left_ends_where_it_stands() -> None:
@@ -287,9 +283,7 @@ DEVICE = """
         # The device computes until a later batch is read, or these are the last.
         launched, ends = model["launched"], time.monotonic() + 60
         is_done = lambda: model["read"] > launched or launched >= inputs[0]["of"]
-        while not (is_done() or time.monotonic() > ends):
-            model["pause"](is_done, blocks=True)
-            time.sleep(0.001)
+        model["pause"](lambda: is_done() or time.monotonic() > ends, polls=True)
         return [is_done()] * len(inputs)
 
     def predict_fn(data, model):
