@@ -149,7 +149,7 @@ ASKING = QUESTIONS | _words(
     "question prompt instruction input user human query q source src context dialogue dialog",
     "article document problem request ask customer diff docstring documentation incorrect",
     "ungrammatical original abstract kontext contexte contexto artikel anchor claim premise search",
-    "ingredients ingredient doc nl",
+    "ingredients ingredient doc nl patient",
 )
 """What is given to a model that answers, or to a search."""
 ANSWERING = ANSWERS | _words(
@@ -229,7 +229,7 @@ STATES = _words(
 """Last words of names that say how far the work on a sample is, if it has another label."""
 OTHER_TEXTS = _words(
     "description email data utt statement describe improve open excerpt poem quote",
-    "selftext full story command bio lyrics plot joke synopsis",
+    "selftext full story command bio lyric lyrics plot joke synopsis",
 )
 OTHER_LABELS = _words(
     "classname",
@@ -241,12 +241,15 @@ OTHER_LABELS = _words(
 RECORDS = _words(
     "active archived available closed deleted edited image inbound logo open pinned premium public",
     "published purchase purchased question read remote reply retweet seen telecommuting verified",
+    "logged_in",
 )
 """Last words of names of flags that say how a record is kept, not what its text says."""
 WORKS = _words("album artist asin band brand cast director isbn lyric plot price song synopsis")
 """Last words of names in tables of works and products, whose titles are no part of a text."""
 PARTS = _words("extracted highlighted matched quoted selected")
 """First words of names of parts of a text."""
+AGGREGATES = _words("average avg confidence mean median std")
+"""Words in names of numbers that were computed of others."""
 DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
 """First words of names of dates: `date_avis`."""
 ALL = frozenset(

@@ -350,7 +350,7 @@ TEXTS_OF_SAMPLES = frozenset({
     *("text", "sentence", "content", "tweet", "comment", "body", "message", "document", "article"),
     *("description", "question", "query", "utterance", "headline", "post", "statement", "context"),
     *("passage", "paragraph", "snippet", "turn", "history", "schema", "knowledge", "answer"),
-    "reply",
+    "reply", "response",
 })  # fmt: skip
 """Nouns at the end of names of texts that belong to a sample, such as `parent_comment`."""
 HEADS_OF_TEXTS = frozenset({"title", "subject", "caption", "abstract"})

@@ -10,7 +10,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe import column_words
 from recipe.column_words import words_of
+from recipe.data.column_names import plain_name
 from recipe.data.files.part import DATE, Part, is_list, is_number, is_string
 from recipe.errors import DataError, did_you_mean
 from recipe.settings import COLUMN_SETTINGS, DataSettings, split_values
@@ -121,7 +123,8 @@ def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
     keys = {whole, last, name_stem(name), name_stem(last)}
     known_names = names_of_samples()
-    if keys & known_names.parts or (first != whole and first in known_names.parts):
+    is_title = column_words.plain_word(plain_name(name)) in column_words.TITLES
+    if keys & known_names.parts or is_title or (first != whole and first in known_names.parts):
         return True
     if name_stem(name) != whole and name_stem(name) in known_names.numbered:
         return True

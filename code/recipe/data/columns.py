@@ -203,7 +203,10 @@ def select_columns(
         try:
             _check_unread(part, spec, match, selection, settings)
             _check_weak_names(part, match, selection, settings)
-            _check_queries(part, match, selection, is_detection)
+            query = selection.get(match.form.columns[0].role) or ""
+            if is_detection and match.form.is_pair and is_search(part, query):
+                # The rows may have been found by it.
+                raise _several(part, {"text": selection.names[:2]})
         except ColumnsError as refusal:  # another form may read what this one leaves out
             if complete[0].ambiguous:
                 break
@@ -543,15 +546,6 @@ def _check_weak_names(
             others = [other for other in others if not column_words.ends_in(other, described)]
         if others:
             raise _several(part, {column.role: [name, *others]})
-
-
-def _check_queries(
-    part: Part, match: _Match, selection: ColumnSelection, is_detection: bool
-) -> None:
-    """Raise ColumnsError if a task is detected by a query by which the rows may have been found."""
-    name = selection.get(match.form.columns[0].role) or ""
-    if is_detection and match.form.is_pair and is_search(part, name):
-        raise _several(part, {"text": selection.names[:2]})
 
 
 def _says_another(name: str, other: str) -> bool:

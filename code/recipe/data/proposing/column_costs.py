@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -65,12 +66,11 @@ _LOOKS: Mapping[str, Mapping[str, int]] = {
     "records": {"records": 0},
 }
 """What a look costs in a role; a column of another look cannot have it."""
-_SECOND, _STATE, _DESCRIBED, _OF_THING, _CLASS_AS_SCORE = 15, 2, 3, 2, 3
+_SECOND, _STATE, _DESCRIBED, _CLASS_AS_SCORE = 15, 2, 3, 3
 """What it costs that other names are listed for a role; that a label's name says how far the work
-on a sample is, who or where it is from, or which product it is about; that a class is a score."""
+on a sample is or that it is computed, or who or where it is from; that a class is a score."""
 _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
-_SORTS = {"category", "type", "group", "class"}
 _STATES = {"status", "state", "department"}
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
 _KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 4, 10, 4, 12
@@ -143,18 +143,22 @@ def _candidates(
         cost = _role_cost(column, form, name, looks[name])
         if cost is not None:
             scored.append((cost + _SECOND * (bool(listed) and name not in listed), (name,)))
-    flags = [name for name, look in looks.items() if look == "flag"]
+    records = column_words.RECORDS
+    flags = [
+        name
+        for name, look in looks.items()
+        if look == "flag" and not column_words.ends_in(name, records)
+    ]
     if column.is_list and column.is_target:
         opinions = [name for name in looks if column_words.ends_in(name, column_words.OPINIONS)]
-        unusual = [
-            name
-            for name in flags
-            if words_of(name)[0] != "has"
-            and not column_words.ends_in(name, column_words.RECORDS | column_words.LABELS)
-        ]
+        unusual = [name for name in flags if words_of(name)[0] != "has"
+                   and not column_words.ends_in(name, column_words.LABELS)]  # fmt: skip
         more = _SORT if unusual else int(bool(opinions))
+        first_words = {words_of(name)[0] for name, look in looks.items() if look == "text"}
+        sorting = [name for name in looks if name not in opinions
+                   and words_of(name)[0] not in first_words]  # fmt: skip
         scored = [
-            (min(cost, _FLAG) if name in unusual else cost + more * (name not in opinions), (name,))
+            (min(cost, _FLAG) if name in unusual else cost + more * (name in sorting), (name,))
             for cost, (name,) in scored
         ]
     if column.is_list and column.is_target and len(flags) > 1 and not listed:
@@ -179,7 +183,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     cost += _KNOWN_UNREAD * len(known) + _NEEDS_TASK * form.needs_task
     labels = {"flag", "category", "grade"}
     may_be_label = any(map(names_target, unread)) or any(
-        looks[name] in labels
+        (looks[name] in labels and not column_words.ends_in(name, column_words.WORKS))
         or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
@@ -209,7 +213,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         is_pair = is_listed or is_about or (heads[0] and "text_pair" in roles and not is_asked)
         cost += -_UNPAIRED if is_pair else _UNPAIRED
         orders = itertools.permutations(texts, 2)
-        is_classified = "text_pair" in roles and not is_asked
+        is_classified = has_label and not is_asked
         if is_classified and any(_are_unrelated(one, two, looks) for one, two in orders):
             cost += _UNRELATED
     return cost
@@ -219,8 +223,9 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
     """Return whether a text is the title of a work or product, or another one is a part of it or a
     reply to it."""
     first, second = words_of(text), words_of(other)
-    if first[-1] in column_words.HEADINGS - column_words.SUBJECTS:
-        is_of_thing = first[:-1] != second[:-1] and not column_words.THINGS.isdisjoint(first[:-1])
+    titles, things = column_words.HEADINGS - column_words.SUBJECTS, column_words.THINGS
+    if first[-1] in titles | things:
+        is_of_thing = first[:-1] != second[:-1] and not things.isdisjoint(first)
         is_described = second[-1] in column_words.DESCRIBING
         others = {words_of(name)[-1] for name in names}
         return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
@@ -297,10 +302,10 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     if look == "list" and not is_named:
         return None
     if kind == "label":
-        *qualifiers, noun = words_of(name)
-        is_of_thing = noun in _SORTS and not column_words.THINGS.isdisjoint(qualifiers)
-        is_state = not _STATES.isdisjoint(name.lower().split())
-        return by_name + fit + _STATE * is_state + _OF_THING * is_of_thing
+        is_state = not {*_STATES, *column_words.AGGREGATES}.isdisjoint(
+            re.split(r"[\s_]+", name.lower())
+        )
+        return by_name + fit + _STATE * is_state
     return _text_cost(column, name, look, by_name, fit) if kind == "text" else by_name + fit
 
 

@@ -370,6 +370,8 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                     raise DataError(f"Column {name!r} has nearly as many values as rows.")
                 if len(cells) > 1 and len(part.distinct(name, 1) or ()) == 1:
                     raise DataError(f"Column {name!r} has the same value in all rows.")
+            elif column.role == "choices" and not is_list(part.table.schema.field(name).type):
+                raise DataError(f"Column {name!r} does not hold lists.")
             elif column.role == "answer" and "endings" in selection:
                 _check_answer(part, selection, cells)
             elif column.role == "text" and isinstance(cells[0], list):
