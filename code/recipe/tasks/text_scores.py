@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import sacrebleu
-from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
 _WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W_]+")
 _OF_ROUGE = re.compile(r"[a-z0-9]")
@@ -36,6 +34,8 @@ def score_texts(
     Args:
         language: The code of the texts' language, such as `zh` or `zho_Hans`, if it is known.
     """
+    import sacrebleu  # takes half a second, as does ROUGE's stemmer
+
     words = _SPLITTERS.get(re.split("[_-]", language or "")[0].lower(), "13a")
     return {
         **score_rouge(texts, targets),
@@ -46,6 +46,8 @@ def score_texts(
 
 def score_rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     """Return the mean F-measures of `ROUGE`, from 0 to 100."""
+    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+
     joined = "".join(targets).lower()
     letters = sum(character.isalnum() for character in joined)
     is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
