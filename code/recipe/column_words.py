@@ -17,6 +17,11 @@ _PREPOSITIONS = {
     *("da", "de", "degli", "dei", "del", "della", "dello", "des", "di", "do", "dos", "du", "of"),
     *("van", "von"),
 }
+_HEADS = {
+    *("категория", "номер", "содержание", "текст", "тема", "тип", "kategoria", "numer", "tresc"),
+    *("isi", "nomor", "teks", "رقم", "نص", "نوع", "تاريخ", "تصنيف", "محتوى"),
+}
+"""Nouns that stand before their owners: `Текст обращения`, the text of the request."""
 _WORDS = re.compile(r"[\s_.()-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -33,12 +38,14 @@ def plain_word(word: str) -> str:
 def words_of(name: str) -> list[str]:
     """Return the plain words of a column's name, the last one in the singular; [""] without any.
 
-    What stands before a word such as `of` comes last: `Avis du client` ends in `avis`.
+    What stands before a word such as `of`, or before its owner, comes last: `Avis du client` ends
+    in `avis`.
     """
     parts = _WORDS.split(unicodedata.normalize("NFC", name).strip().rstrip("0123456789"))
     words = [plain_word(word) for word in parts if word]
     position = next((n for n, word in enumerate(words) if word in _PREPOSITIONS), 0)
     words = [*words[position + 1 :], *words[:position]] if position else words
+    words = [*words[1:], *words[:1]] if words and words[0] in _HEADS else words
     *qualifiers, noun = words or [""]
     return [*qualifiers, f"{noun[:-3]}y" if noun.endswith("ies") else noun.removesuffix("s")]
 
@@ -176,7 +183,7 @@ BODIES = _names(
     "conteúdo cuerpo descripción description descrizione descrição deskripsi inhalt inhoud isi",
     "içerik konten mensagem mensaje message messaggio metin mô_tả nachricht nội_dung omschrijving",
     "opis tekst testo text texte texto treść опис описание содержание сообщение текст المحتوى",
-    "النص الوصف पाठ विवरण 內容 内容 問い合わせ内容 描述 文本 本文 正文 説明 내용 본문 설명",
+    "review_content النص الوصف पाठ विवरण 內容 内容 問い合わせ内容 描述 文本 本文 正文 説明 내용 본문 설명",
 )
 """Names of texts that have a heading. A title above a review may name a product."""
 METADATA = _words(
@@ -219,7 +226,8 @@ DESCRIBING = _words(
 """Names of texts that describe things."""
 REPLIES = _names(
     "companypublicresponse companyreply companyreplycontent developerresponse owneranswer",
-    "ownerresponse replycontent responsefromowner responsefromownertext sellerreply",
+    "developerreplytext ownerresponse replycontent responsefromowner responsefromownertext",
+    "sellerreply",
 )
 """Names, without separators, of what is answered to a review, which is complete without it."""
 STATES = _words(

@@ -239,7 +239,10 @@ HEADING = Column(
 HEADED = replace(
     TEXT,
     role="text_pair",
-    names=(*(name for name in TEXT_NAMES if name not in ("title", "headline")), "question_content"),
+    names=(
+        *(name for name in TEXT_NAMES if name not in ("title", "headline")),
+        *("question_content", "short_description"),
+    ),
     setting="text_pair_column",
     weak_names=(),
 )
