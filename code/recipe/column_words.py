@@ -183,7 +183,8 @@ BODIES = _names(
     "conteúdo cuerpo descripción description descrizione descrição deskripsi inhalt inhoud isi",
     "içerik konten mensagem mensaje message messaggio metin mô_tả nachricht nội_dung omschrijving",
     "opis tekst testo text texte texto treść опис описание содержание сообщение текст المحتوى",
-    "review_content النص الوصف पाठ विवरण 內容 内容 問い合わせ内容 描述 文本 本文 正文 説明 내용 본문 설명",
+    "review_content النص الوصف पाठ विवरण 內容 内容 問い合わせ内容 描述 文本 本文 正文 説明",
+    "내용 본문 설명",
 )
 """Names of texts that have a heading. A title above a review may name a product."""
 METADATA = _words(
@@ -243,9 +244,11 @@ OTHER_LABELS = _words(
     "classname",
     "stance flag diagnosis stage variety team y result quality relevance fraudulent segment",
     "ground truth satisfied verdict decision l1 term choice cyberbullying assignment nps activity",
-    "subtask a richtig disposition occupation period action",
+    "subtask a richtig disposition occupation period action frame recommend recommended",
 )
 """Names of labels, among other columns of few values."""
+VERDICTS = _words("correctness feedback helpfulness is_correct liked quality_score thumbs_up")
+"""Names of what is thought of a completion, which may be a bad one."""
 RECORDS = _words(
     "active archived available closed deleted edited image inbound logo open pinned premium public",
     "published purchase purchased question read remote reply retweet seen telecommuting verified",

@@ -28,6 +28,7 @@ from recipe.data.column_settings import (
     is_search,
     may_be_text,
     named_settings,
+    quote_value,
     show_examples,
     split_names,
 )
@@ -478,13 +479,17 @@ def _check_unread(
     if is_input_named and (has_label or len(texts) < 2):
         return
     read = {*selection.names, *settings.ignored_columns}
+    is_answered = spec.name == "causal-lm" and "completion" in selection
     extras = set(map(normalize_name, match.form.extras))
     unread = [
         name
         for name in part.table.column_names
         if name not in read
         and normalize_name(name) not in extras
-        and (names_target(name) if is_input_named else is_in_sample(part, name, bool(match.given)))
+        and (
+            (names_target(name) if is_input_named else is_in_sample(part, name, bool(match.given)))
+            or (is_answered and column_words.ends_in(name, column_words.VERDICTS))
+        )
         and _has_values(part, name)
     ]
     if not unread:
@@ -493,8 +498,12 @@ def _check_unread(
     final = ""
     if all(key.partition(".")[0] in _MEDIA for key in keys):
         final = SCRIPT
-    elif "completion" in selection and {"label", "labels"} & keys:
-        final = KTO
+    elif "completion" in selection and any(
+        normalize_name(name) in ("label", "labels")
+        or column_words.ends_in(name, column_words.VERDICTS)
+        for name in unread
+    ):
+        final = f"{KTO} To learn all rows, give ignore_columns={quote_value(','.join(unread))}."
     elif spec.name == "causal-lm" and "role" in keys:
         final = TURNS
     advice = "" if is_first else "To read them, give all files of the training data these columns."
@@ -536,7 +545,13 @@ def _check_weak_names(
         if is_similar or is_weak:
             others += [other for other in free if _looks_alike(part, column, other, is_similar)]
         if is_one_of_several:
-            others += [other for other in free if column.is_like(other) and other not in others]
+            rare = column_words.OTHER_LABELS if column.marks else frozenset()
+            others += [
+                other
+                for other in free
+                if (column.is_like(other) or column_words.ends_in(other, rare))
+                and other not in others
+            ]
         elif column.is_target and normalize_name(name) not in ("label", "labels"):
             others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:

@@ -75,6 +75,11 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     # Read at once.
     ("encoder", "Rezension:text, Stimmung:class", "text-classification text=Rezension label=Stimmung"),
     ("encoder", "本文:text, カテゴリ:class", "text-classification text=本文 label=カテゴリ"),
+    ("masked", "Номер обращения:id, Текст обращения:text, Категория:class", "text-classification text=Текст обращения label=Категория"),
+    ("masked", "Star Rating:stars, Review Title:title, Review Text:text, Developer Reply Text:text",
+     "text-classification text=Review Title text_pair=Review Text label=Star Rating"),
+    ("masked", "headline:text, category:class, short_description:text", "text-classification text=headline text_pair=short_description label=category"),
+    ("masked", "title:title, body:text, verdict:class, score:id", "? text-classification text=title text_pair=body label=verdict"),
     ("masked", "текст:text, метка:class", "text-classification text=текст label=метка"),
     ("masked", "id:id, texto:text, etiqueta:class", "text-classification text=texto label=etiqueta"),
     ("masked", "qid:id, question_text:text, target:flag", "text-classification text=question_text label=target"),
@@ -209,6 +214,7 @@ def test_columns_are_found_or_proposed(
     ("t5", "en:text, fr:text", "source_lang=en target_lang=fr", "translation source=en target=fr"),
     ("encoder", "frage:text, z:title, a:title, loesung:letter", "task=multiple-choice text_column=frage label_column=loesung columns=endings:z,endings:a",
      "multiple-choice question=frage endings=z+a answer=loesung"),
+    ("decoder", "prompt:text, completion:text, feedback:class", "task=causal-lm", "! ignore_columns=feedback"),
     ("encoder", "score_given:stars, why:text, Tags:none", "text_column=why", "! Give "),
     ("encoder", "comments:text, hate:class", "header=false", "! names columns, and header=false is given"),
 ])  # fmt: skip
