@@ -107,7 +107,6 @@ def test_what_codeartifact_refuses_has_its_remedy(
     change: dict[str, str],
     says: str,
 ) -> None:
-    monkeypatch.setattr(packages, "_ATTEMPTS", 1)
     for name, value in {**index.aws, **change}.items():
         monkeypatch.setenv(name, value)
     environ = {**os.environ, "CA_REPOSITORY_ARN": arn}

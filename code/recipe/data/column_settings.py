@@ -123,13 +123,15 @@ def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
     keys = {whole, last, name_stem(name), name_stem(last)}
     known_names = names_of_samples()
-    is_title = column_words.plain_word(plain_name(name)) in column_words.TITLES
-    if keys & known_names.parts or is_title or (first != whole and first in known_names.parts):
+    if keys & known_names.parts or (first != whole and first in known_names.parts):
         return True
     if name_stem(name) != whole and name_stem(name) in known_names.numbered:
         return True
     if known := [known_names.single[key] for key in keys if key in known_names.single]:
         return not (is_target_named and all(known))
+    if column_words.plain_word(plain_name(name)) in column_words.TITLES:
+        # A summary is a heading, or a target.
+        return not (is_target_named and whole in set().union(*known_names.pairs.values()))
     *qualifiers, noun = words = words_of(name)
     if qualifiers and known_names.parts.issuperset(words):  # `Aspect Term`
         return True

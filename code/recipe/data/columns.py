@@ -8,7 +8,6 @@ be read ends the job: a part of a sample that is silently left out makes a wrong
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,8 +15,15 @@ from dataclasses import dataclass
 
 from recipe import column_words
 from recipe.column_words import words_of
+from recipe.data.column_matching import (
+    PAIRED,
+    ColumnMatch,
+    has_values,
+    known_names,
+    match_form,
+    match_forms,
+)
 from recipe.data.column_settings import (
-    NOTHING,
     ColumnsError,
     check_named,
     holds_texts,
@@ -30,11 +36,10 @@ from recipe.data.column_settings import (
     named_settings,
     quote_value,
     show_examples,
-    split_names,
 )
-from recipe.data.files.part import UNTAGGED, Part, is_list
+from recipe.data.files.part import Part
 from recipe.errors import DataError
-from recipe.settings import COLUMN_SETTINGS, DataSettings
+from recipe.settings import DataSettings
 from recipe.spec import (
     CHOSEN_NAMES,
     DESCRIPTIONS,
@@ -45,14 +50,10 @@ from recipe.spec import (
     Column,
     Form,
     TaskSpec,
-    name_stem,
     normalize_name,
 )
 from recipe.task_table import names_target
 
-_PAIRED = "text_pair_column"
-_SHARED = ("text_column", _PAIRED, "label_column")
-"""Hyperparameters that name columns of several tasks."""
 _CONTEXT_OF_PAIRS = ("system", "systemprompt", "systemmessage", "history")
 """Normalized names of columns beside preference pairs that no task reads."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -127,7 +128,7 @@ class ColumnSelection:
                 for name in self.columns.get(column.role, ())
             }
             if columns and not any(
-                _has_values(
+                has_values(
                     part,
                     name,
                     none if is_target and column.kind is not CellKind.TEXT else (),
@@ -138,33 +139,6 @@ class ColumnSelection:
             ):
                 return list(columns)
         return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Match:
-    """The columns of a file that can have each role of a form."""
-
-    form: Form
-    given: Mapping[str, Sequence[str]]
-    """The columns that hyperparameters name."""
-    columns: Mapping[str, Sequence[str]]
-
-    @property
-    def names(self) -> set[str]:
-        return {*itertools.chain(*self.columns.values())}
-
-    @property
-    def missing(self) -> list[Column]:
-        return [c for c in self.form.columns if not (c.is_optional or self.columns[c.role])]
-
-    @property
-    def ambiguous(self) -> list[Column]:
-        return [
-            column
-            for column in self.form.columns
-            if len(self.columns[column.role]) > 1
-            and not (column.is_repeated or column.role in self.given)
-        ]
 
 
 def select_columns(
@@ -189,13 +163,13 @@ def select_columns(
     """
     if training is not None and not spec.mixes_forms:
         same = _same_columns(part, training)
-        if is_trained and (repeated := _match(part, same.form, settings, False)) is not None:
+        if is_trained and (repeated := match_form(part, same.form, settings, False)) is not None:
             _check_unread(part, spec, repeated, same, settings, is_first=False)
         return same
     check_named(part, settings)
     if "chosen" not in {column.role for form in spec.forms for column in form.columns}:
         _check_preferences(part, settings)
-    matches = _matching_forms(part, spec, settings, is_detection)
+    matches = match_forms(part, spec, settings, is_detection)
     complete = [match for match in matches if not match.missing]
     error: ColumnsError | None = None
     for match in (match for match in complete if not match.ambiguous):
@@ -225,42 +199,6 @@ def select_columns(
     raise _no_candidate(part, spec, settings, matches)
 
 
-def _matching_forms(
-    part: Part, spec: TaskSpec, settings: DataSettings, is_detection: bool
-) -> list[_Match]:
-    """Return what each form of a task finds in a file, without forms that hyperparameters of other
-    tasks choose."""
-    codes = (settings.source_lang, settings.target_lang)
-    matches = []
-    for form in spec.forms:
-        if is_detection and form.needs_task:
-            continue
-        if is_detection and [column.kind for column in form.columns] == [CellKind.TEXT]:
-            # It would leave out columns that may belong to the sample.
-            alone = {*map(normalize_name, (*form.columns[0].names, *form.extras)), *IDENTIFIERS}
-            others = [
-                name
-                for name in part.table.column_names
-                if alone.isdisjoint(map(normalize_name, (name, name.partition(":")[0])))
-            ]
-            if any(_has_values(part, name) for name in others):
-                continue
-        if (match := _match(part, form, settings, is_detection)) is None:
-            continue
-        # Hyperparameters of several tasks choose this one only if it knows the names they give.
-        if (
-            not is_detection
-            or spec.owns_settings
-            or all(
-                match.form[role].setting not in _SHARED
-                or set(map(normalize_name, names)) <= _known_names(match.form[role], codes, True)[0]
-                for role, names in match.given.items()
-            )
-        ):
-            matches.append(match)
-    return matches
-
-
 def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsError:
     """Return the refusal of a file in which several columns may have one role."""
     shown = (
@@ -281,7 +219,7 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
     ]
     if len(pair) == 2 and not settings.named_columns:
         context = [columns[name] for name in _CONTEXT_OF_PAIRS if name in columns]
-        unread = [name for name in context if _has_values(part, name)]
+        unread = [name for name in context if has_values(part, name)]
         rest = f" ignore_columns={','.join(unread)}" if unread else ""
         advice = re.sub(r"task=\w+", rf"\g<0>{rest}", PREFERENCES)
         raise DataError(
@@ -309,128 +247,8 @@ def _same_columns(part: Part, training: ColumnSelection) -> ColumnSelection:
     return dataclasses.replace(training, columns=columns)
 
 
-def _match(part: Part, form: Form, settings: DataSettings, is_detection: bool) -> _Match | None:
-    """Return the columns that can have each role of a form: those that hyperparameters name, or
-    those with known names; None if hyperparameters name columns of roles that it does not have."""
-    roles = {column.setting: column.role for column in form.columns if column.setting}
-    pair = roles.get(_PAIRED)
-    given: dict[str, list[str]] = {}
-    for key in COLUMN_SETTINGS:
-        value = getattr(settings, key)
-        if not value:
-            continue
-        if key not in roles:
-            return None
-        names = split_names(part, value)
-        if key == "text_column" and len(names) == 2 and pair is not None:
-            given[pair] = [names.pop()]
-        if len(names) > 1 and not form[roles[key]].is_list:
-            return None
-        given[roles[key]] = names
-    for role, names in settings.columns_by_role.items():
-        if role not in form.roles or (len(names) > 1 and not form[role].is_repeated):
-            return None
-        given[role] = names
-    is_half = roles.get("text_column") in given and pair is not None and pair not in given
-    if is_half and (form.is_pair or "text_pair" in form.roles):
-        return None  # one text was named, not two
-    taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
-    codes = settings.source_lang, settings.target_lang
-    free = [field for field in part.table.schema if field.name not in taken]
-    if form.pairs:
-        names_here = {*map(normalize_name, part.table.column_names)} - {
-            *map(normalize_name, settings.ignored_columns)
-        }
-        form = max(
-            _forms_of_pairs(form),
-            key=lambda paired: sum(
-                not names_here.isdisjoint(_known_names(column, codes, True)[0])
-                for column in paired.columns[:2]
-            ),
-        )
-    columns: dict[str, Sequence[str]] = {}
-    similar: set[str] = set()
-    """Roles whose columns are only like the known names."""
-    for column in form.columns:
-        hits = given.get(column.role, [])
-        for known in () if hits else _known_names(column, codes, is_detection):
-            hits = hits or [
-                field.name
-                for field in free
-                if (
-                    ((key := normalize_name(field.name)) in known and not column.is_numbered)
-                    or (column.is_repeated and key != name_stem(field.name) in known)
-                )
-                and (is_list(field.type) or column.kind not in (CellKind.TEXTS, CellKind.TOKEN_IDS))
-                and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
-                and (column.kind is not CellKind.ARTICLES or "qas" in str(field.type))
-            ]
-        if not hits:
-            hits = [f.name for f in free if column.is_like(f.name) and not is_list(f.type)]
-            similar.add(column.role)
-        if column.is_heading and not hits:
-            hits = [field.name for field in free if _heads(field.name, part.table.column_names)]
-        is_free = column.is_optional and not column.is_content
-        columns[column.role] = hits[:1] if is_free else hits
-    likelier = {
-        role: _likelier(role, names, columns, role in similar)
-        for role, names in columns.items()
-        if len(names) > 1 and role not in given and not form[role].is_repeated
-    }
-    return _Match(form=form, given=given, columns={**columns, **likelier})
-
-
-def _heads(name: str, names: Sequence[str]) -> bool:
-    """Return whether a column heads another one by their names: `Review Title`, `Review Text`."""
-    *qualifiers, noun = words_of(name)
-    return bool(qualifiers) and noun in column_words.TITLES and any(
-        words_of(other)[:-1] == qualifiers and words_of(other)[-1] in column_words.TEXTS
-        for other in names
-        if other != name
-    )  # fmt: skip
-
-
-def _likelier(
-    role: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], are_similar: bool
-) -> Sequence[str]:
-    """Return the columns that are left for a role without those that have another one by their
-    names: `note` is a label beside `commentaire`, and `email` an address beside `description`."""
-    others = {some[0] for other, some in columns.items() if len(some) == 1 and other != role}
-    if are_similar:
-        names = [name for name in names if name not in others] or names
-        names = [name for name in names if words_of(name)[0] not in column_words.DATES] or names
-    described = column_words.METADATA | column_words.STATES
-    return [name for name in names if not column_words.ends_in(name, described)] or names
-
-
-@functools.cache
-def _forms_of_pairs(form: Form) -> Sequence[Form]:
-    return [form.with_pair(pair) for pair in form.pairs]
-
-
-@functools.cache
-def _known_names(
-    column: Column, codes: tuple[str | None, str | None], is_detection: bool
-) -> Sequence[frozenset[str]]:
-    """Return the normalized names of a column; first those that count on their own.
-
-    Args:
-        codes: The hyperparameters source_lang and target_lang. `en` stands for `en_XX`, too.
-    """
-    full = codes[0] or "", codes[1] or ""
-    known = []
-    for names in [column.names] if is_detection else [column.names, column.names_of_task]:
-        expanded = [name for name in names if "{" not in name]
-        for source, target in {full, (full[0].split("_")[0], full[1].split("_")[0])}:
-            if source and target and source != target:
-                values = {"source_lang": source, "target_lang": target}
-                expanded += [name.format(**values) for name in names if "{" in name]
-        known.append(frozenset(map(normalize_name, expanded)))
-    return known
-
-
 def _no_candidate(
-    part: Part, spec: TaskSpec, settings: DataSettings, matches: Sequence[_Match]
+    part: Part, spec: TaskSpec, settings: DataSettings, matches: Sequence[ColumnMatch]
 ) -> ColumnsError:
     """Return the refusal of a file that has no form of a task, by the form that lacks least."""
     if not matches:
@@ -459,7 +277,7 @@ def _no_candidate(
 def _check_unread(
     part: Part,
     spec: TaskSpec,
-    match: _Match,
+    match: ColumnMatch,
     selection: ColumnSelection,
     settings: DataSettings,
     is_first: bool = True,
@@ -474,7 +292,7 @@ def _check_unread(
     """
     inputs = [column for column in match.form.columns if not column.is_target]
     is_input_named = any(column.role in match.given for column in inputs)
-    texts = [c for c in match.form.columns if c.kind is CellKind.TEXT or c.setting == _PAIRED]
+    texts = [c for c in match.form.columns if c.kind is CellKind.TEXT or c.setting == PAIRED]
     has_label = any(c.is_target and c.kind is not CellKind.TEXT for c in match.form.columns)
     if is_input_named and (has_label or len(texts) < 2):
         return
@@ -490,7 +308,7 @@ def _check_unread(
             (names_target(name) if is_input_named else is_in_sample(part, name, bool(match.given)))
             or (is_answered and column_words.ends_in(name, column_words.VERDICTS))
         )
-        and _has_values(part, name)
+        and has_values(part, name)
     ]
     if not unread:
         return
@@ -518,7 +336,7 @@ def _check_unread(
 
 
 def _check_weak_names(
-    part: Part, match: _Match, selection: ColumnSelection, settings: DataSettings
+    part: Part, match: ColumnMatch, selection: ColumnSelection, settings: DataSettings
 ) -> None:
     """Raise ColumnsError if a column is found by a weak name, and others would not be read that may
     be meant."""
@@ -535,7 +353,7 @@ def _check_weak_names(
     ]
     for column in match.form.columns:
         name = selection.get(column.role) or ""
-        known = itertools.chain(*_known_names(column, codes, False))
+        known = itertools.chain(*known_names(column, codes, False))
         is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
         is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
         is_one_of_several = column.is_target and (match.form.is_of_reports or is_weak)
@@ -575,14 +393,3 @@ def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bo
     if column.kind is CellKind.TEXT:
         return (holds_texts if is_similar else may_be_text)(part, other)
     return is_flag(part, other) or (is_similar and is_category(part, other))
-
-
-def _has_values(part: Part, name: str, none: Collection[str] = (), has_empty: bool = False) -> bool:
-    cells = (cell for _, batch in part.batches([name]) for cell in batch[name].to_pylist())
-    return any(
-        any(item != UNTAGGED for item in cell) or (has_empty and not cell)
-        if isinstance(cell, list)
-        else (cell.strip() if isinstance(cell, str) else cell) not in NOTHING
-        and str(cell).strip() not in none
-        for cell in cells
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.data.relevance_columns import FORMS, LISTS
 from recipe.option_fields import option
 from recipe.spec import INT8_OPTIONS, Model, TaskSpec
+from recipe.tasks.relevance_columns import FORMS, LISTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe.data.relevance_columns import FORMS
 from recipe.option_fields import ABOVE_0, option
 from recipe.spec import INT8_OPTIONS, Model, Served, TaskSpec
+from recipe.tasks.relevance_columns import FORMS
 
 _ROUTES = ("/v1/embeddings", "/embed")
 
