@@ -43,7 +43,11 @@ def ask(
     """Return a runner's answer to a request: its body and type, and its context."""
     headers = {"content-type": content_type, "accept": accept, **more}
     context = Context("an-id", headers, loaded.settings)
-    return *loaded.answer(runner.Item("an-id", body, content_type, accept, context)), context
+    item = runner.Item("an-id", body, content_type, accept, context)
+    if "predict_batch_fn" not in loaded.handlers:
+        return *loaded.answer(item), context
+    loaded.read_input(item)
+    return *loaded.finish(item, *loaded.predict_batch([item])), context
 
 
 class Front:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn import functional
 
-from recipe.models import flat_attention
+from recipe.models import cpu_kernels, flat_attention
 from recipe.runtime import step_graphs
 from recipe.training import engine
 from tests.recipe.training.test_resume import stop
@@ -30,6 +31,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_attention, "why_not", lambda *arguments: None)
     monkeypatch.setattr(step_graphs, "why_not", allow_cpu)
     monkeypatch.setattr(engine.Engine, "make_recorder", Replays)
+    # Trainings on a CPU leave its own dropout in their process, which Dynamo does not trace.
+    monkeypatch.setattr(functional, "dropout", cpu_kernels._dropout)
     Replays.made.clear()
 
 
