@@ -155,14 +155,15 @@ def _labelled(
     for column in texts:
         values.check_texts(part, column)
         empty = values.empty_texts(part, column)
-        lacking.append(empty == rows > 1)
+        lacking.append(rows > 1 and empty == rows)  # a file of one row may be of many
         if empty:
             notes.append(f"{empty} rows of {part.path} have no text in column {column!r}: "
                          "they are learned as empty texts.")  # fmt: skip
     if lacking and all(lacking):
         shown = " and ".join(map(repr, texts))
         raise DataError(
-            f"{part.path} has no text in any row of {shown}.", "Name the column of the texts."
+            f"{part.path} has no text in any row of {shown}.",
+            "Name the column of the texts by text_column.",
         )
     values.check_labels(part, label)
     return part

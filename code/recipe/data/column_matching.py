@@ -98,8 +98,7 @@ def match_form(
     pair = roles.get(PAIRED)
     given: dict[str, list[str]] = {}
     for key in COLUMN_SETTINGS:
-        value = getattr(settings, key)
-        if not value:
+        if not (value := getattr(settings, key)):
             continue
         if key not in roles:
             return None

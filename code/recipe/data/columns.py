@@ -57,11 +57,6 @@ from recipe.task_table import names_target
 _CONTEXT_OF_PAIRS = ("system", "systemprompt", "systemmessage", "history")
 """Normalized names of columns beside preference pairs that no task reads."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-KTO = (
-    "If the label marks good and bad completions, give task=kto, or keep only the good rows, "
-    "without the column."
-)
-"""The remedy for prompts and completions with a label."""
 TURNS = (
     'If each row is a turn, write each conversation as a row: {"messages": [{"role": "user", '
     '"content": "..."}, {"role": "assistant", "content": "..."}]}.'
@@ -313,15 +308,21 @@ def _check_unread(
     if not unread:
         return
     keys = set(map(normalize_name, unread))
+    judged = [
+        name
+        for name in unread
+        if normalize_name(name) in ("label", "labels")
+        or column_words.ends_in(name, column_words.VERDICTS)
+    ]
     final = ""
     if all(key.partition(".")[0] in _MEDIA for key in keys):
         final = SCRIPT
-    elif "completion" in selection and any(
-        normalize_name(name) in ("label", "labels")
-        or column_words.ends_in(name, column_words.VERDICTS)
-        for name in unread
-    ):
-        final = f"{KTO} To learn all rows, give ignore_columns={quote_value(','.join(unread))}."
+    elif "completion" in selection and judged:
+        final = (
+            f"If {judged[0]!r} marks good and bad completions by true and false, give task=kto "
+            f"label_column={quote_value(judged[0])}, or keep only the good rows. To learn all "
+            f"rows, give ignore_columns={quote_value(','.join(unread))}."
+        )
     elif spec.name == "causal-lm" and "role" in keys:
         final = TURNS
     advice = "" if is_first else "To read them, give all files of the training data these columns."
