@@ -242,7 +242,7 @@ OTHER_TEXTS = _words(
 )
 OTHER_LABELS = _words(
     "classname",
-    "stance flag diagnosis stage variety team y result quality relevance fraudulent segment",
+    "accept stance flag diagnosis stage variety team y result quality relevance fraudulent segment",
     "ground truth satisfied verdict decision l1 term choice cyberbullying assignment nps activity",
     "subtask a richtig disposition occupation period action frame recommend recommended",
 )

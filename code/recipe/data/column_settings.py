@@ -59,8 +59,9 @@ class ColumnsError(DataError):
 
 
 def quote_value(value: str) -> str:
-    """Return a value for a message, in quotes if it has spaces, or what ends a shell's command."""
-    return value if re.fullmatch(r"[^\s'\";|&]+", value) else repr(value)
+    """Return a value for a message, in quotes if it has spaces, what ends a shell's command, or a
+    last character that could belong to the sentence."""
+    return value if re.fullmatch(r"[^\s'\";|&]*[^\s'\";|&.,:]", value) else repr(value)
 
 
 def named_settings(settings: DataSettings) -> str:

@@ -34,7 +34,6 @@ from recipe.data.column_settings import (
     is_search,
     may_be_text,
     named_settings,
-    quote_value,
     show_examples,
 )
 from recipe.data.files.part import Part
@@ -308,27 +307,18 @@ def _check_unread(
     if not unread:
         return
     keys = set(map(normalize_name, unread))
-    judged = [
-        name
-        for name in unread
-        if normalize_name(name) in ("label", "labels")
-        or column_words.ends_in(name, column_words.VERDICTS)
-    ]
     final = ""
     if all(key.partition(".")[0] in _MEDIA for key in keys):
         final = SCRIPT
-    elif "completion" in selection and judged:
-        final = (
-            f"If {judged[0]!r} marks good and bad completions by true and false, give task=kto "
-            f"label_column={quote_value(judged[0])}, or keep only the good rows. To learn all "
-            f"rows, give ignore_columns={quote_value(','.join(unread))}."
-        )
     elif spec.name == "causal-lm" and "role" in keys:
         final = TURNS
+    what = selection.describe()
+    if "completion" in selection and any(is_flag(part, name) for name in unread):
+        what += "; task=kto learns from good and bad completions"
     advice = "" if is_first else "To read them, give all files of the training data these columns."
     raise ColumnsError(
         f"{part.path} has values in {show_examples(part, unread)}, which by name belong to a "
-        f"sample and would not be read by {spec.name} (it reads {selection.describe()}).",
+        f"sample and would not be read by {spec.name} (it reads {what}).",
         final or advice,
         is_rival=len(selection.columns) > 1,
         is_final=bool(final),

@@ -226,7 +226,7 @@ def _read_parts(
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                check_reviewed(part, settings)
+                part = keep_accepted(part, settings, notes)
                 parts += split_by_column(split, part, part.path in layout.unclear, named, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
@@ -242,20 +242,30 @@ def _read_parts(
 _ANSWER, _ANSWERS = "answer", {"accept", "reject", "ignore"}
 
 
-def check_reviewed(part: Part, settings: DataSettings) -> None:
-    """Raise DataError for an export of Prodigy, in which a column says for each row whether
-    annotators accepted it, unless hyperparameters name that column."""
+def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
+    """Return the rows of an export of Prodigy that annotators accepted, without the columns of its
+    interface; any other part as it is, and one of which hyperparameters name the answers.
+
+    Raises:
+        DataError: The answers may be what is learned, as those to the question of one class.
+    """
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
-        return
-    answers = {*(part.distinct(_ANSWER, len(_ANSWERS) + 1) or ())} - {None}
-    if answers and answers <= _ANSWERS:
+        return part
+    answers = part.table[_ANSWER].to_pylist()
+    if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
+        return part
+    if not names & {"spans", "accept"}:
         raise DataError(
             f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
-            "Keep accepted rows, by: jq -c 'select(.answer == \"accept\") | del(.answer, .tokens)' "
-            f"{part.path.name} > {part.path.stem}-rows.jsonl, and remove it. Or give "
-            "label_column=answer missing_labels=ignore to learn the answers.",
+            "Give label_column=answer missing_labels=ignore to learn the answers. Or keep accepted "
+            "rows, by: jq -c 'select(.answer == \"accept\") | del(.answer)' "
+            f"{part.path.name} > {part.path.stem}-rows.jsonl, and remove it.",
         )
+    kept = keep_rows(part, [answer == "accept" for answer in answers],
+                     "were not accepted by annotators (Prodigy's answer)", notes)  # fmt: skip
+    interface = {_ANSWER, "tokens"} if "spans" in names else {_ANSWER, "options"}
+    return dataclasses.replace(kept, table=kept.table.drop_columns(sorted(interface & names)))
 
 
 def keep_rows(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:

@@ -15,7 +15,7 @@ from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader
 from recipe.data.layout import channels as layout
 from recipe.data.proposing import proposals
-from recipe.data.reading import check_reviewed
+from recipe.data.reading import keep_accepted
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
@@ -81,7 +81,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    check_reviewed(part, hyperparameters)
+    part = keep_accepted(part, hyperparameters, [])
     selections: dict[str, ColumnSelection] = {}
     errors: dict[str, ColumnsError] = {}
     for task in possible:
@@ -189,8 +189,9 @@ def _undecided(
             f"{named_settings(hyperparameters)}."
         )
     remedy = f"Give one of these lines:{''.join(shown)}" if shown else proposals.why_none(part)
+    by_hand = "Name the columns by task, text_column, label_column and others (docs/DATA.md)."
     return HyperparameterError(
         f"Hyperparameter task is not given, and the columns of {part.path} and the model "
         f"({model.value}) do not decide it. {why}",
-        remedy,
+        remedy or by_hand,
     )

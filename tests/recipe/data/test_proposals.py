@@ -214,7 +214,7 @@ def test_columns_are_found_or_proposed(
     ("t5", "en:text, fr:text", "source_lang=en target_lang=fr", "translation source=en target=fr"),
     ("encoder", "frage:text, z:title, a:title, loesung:letter", "task=multiple-choice text_column=frage label_column=loesung columns=endings:z,endings:a",
      "multiple-choice question=frage endings=z+a answer=loesung"),
-    ("decoder", "prompt:text, completion:text, feedback:class", "task=causal-lm", "! task=kto label_column=feedback.*ignore_columns=feedback"),
+    ("decoder", "prompt:text, completion:text, feedback:class", "task=causal-lm", "! ignore_columns=feedback"),
     ("encoder", "score_given:stars, why:text, Tags:none", "text_column=why", "! Give "),
     ("encoder", "comments:text, hate:class", "header=false", "! names columns, and header=false is given"),
 ])  # fmt: skip

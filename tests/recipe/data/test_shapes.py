@@ -228,7 +228,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("boolq", "masked", lambda n: {"question": s(), "answer": n % 2 == 0, "passage": s()},
           "? task=text-classification label_column=answer > text-classification text=question text_pair=passage label=True"),
     shape("Prodigy's spans", "masked", annotated,
-          "! jq -c 'select(.answer"),
+          "token-classification tokens=[\"Ada\", \"sat\""),
     shape("Prodigy's one class", "masked", lambda n: {"text": s(), "label": "SPORT", "_input_hash": n, "answer": ["accept", "reject", "ignore"][n % 3]},
           "? label_column=answer missing_labels=ignore > text-classification text=sat river number a rome rome film number cat the river in label=accept"),
     shape("fake news", "encoder", lambda n: {"title": s(5), "text": s(), "subject": o("politics", "world"), "date": f"December {1 + n % 30}, 2017"},

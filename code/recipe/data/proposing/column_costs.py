@@ -92,6 +92,11 @@ _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
 _ABOUT = {name for name, why in PARTS_OF_SAMPLES.items() if why == LABEL_IS_ABOUT}
 _BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
+_OPINIONS = column_words.OPINIONS | set("recommend recommended satisfied stance verdict".split())
+_NOT_LABELS = (
+    column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING
+) - column_words.LABELS - column_words.OTHER_LABELS
+"""Last words of names of what has few values and is no label: people, things, texts."""
 Roles = Mapping[str, Sequence[str]]
 
 
@@ -150,7 +155,7 @@ def _candidates(
         if look == "flag" and not column_words.ends_in(name, records)
     ]
     if column.is_list and column.is_target:
-        opinions = [name for name in looks if column_words.ends_in(name, column_words.OPINIONS)]
+        opinions = [name for name in looks if column_words.ends_in(name, _OPINIONS)]
         unusual = [name for name in flags if words_of(name)[0] != "has"
                    and not column_words.ends_in(name, column_words.LABELS)]  # fmt: skip
         more = _SORT if unusual else int(bool(opinions))
@@ -212,6 +217,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         is_about = "text_pair" in roles and {*words_of(texts[-1])} <= _ABOUT
         is_pair = is_listed or is_about or (heads[0] and "text_pair" in roles and not is_asked)
         cost += -_UNPAIRED if is_pair else _UNPAIRED
+        cost += _UNPAIRED * (form.is_pair and not has_label and heads[0])
         orders = itertools.permutations(texts, 2)
         is_classified = has_label and not is_asked
         if is_classified and any(_are_unrelated(one, two, looks) for one, two in orders):
@@ -299,9 +305,13 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     fit = _LOOKS[kind].get(look)
     if fit is None:
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
-    if look == "list" and not is_named:
+    if look == "list" and by_name > RELATED:
         return None
     if kind == "label":
+        if look in ("category", "flag", "grade") and (
+            words_of(name)[-1] in _ABOUT or column_words.ends_in(name, _NOT_LABELS)
+        ):
+            fit += _DESCRIBED
         is_state = not {*_STATES, *column_words.AGGREGATES}.isdisjoint(
             re.split(r"[\s_]+", name.lower())
         )
@@ -331,6 +341,8 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
 def _describes(name: str, look: str) -> bool:
     """Return whether a column's name says that it identifies or describes a sample."""
     key = normalize_name(name)
+    if name.startswith("_"):
+        return look != "text"
     is_description = (
         key in DESCRIPTIONS
         or words_of(name)[-1] in DESCRIPTIONS

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.column_words import words_of
+from recipe import column_words
+from recipe.column_words import ends_in, words_of
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
+    is_flag,
     is_identifier,
     is_search,
     quote_value,
@@ -28,14 +30,14 @@ from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import Roles, are_numbers, find_listed, look_of, rank_roles
 from recipe.errors import DataError
-from recipe.settings import DataSettings
+from recipe.settings import DataSettings, split_values
 from recipe.spec import (
     CellKind,
     Form,
     TaskSpec,
     normalize_name,
 )
-from recipe.task_table import TASKS
+from recipe.task_table import TASKS, names_target
 
 MOST = 3
 """Lines in a message."""
@@ -47,7 +49,7 @@ _MOST_SETTINGS = 3
 _SIGNS = {"-1", "0", "1"}
 _FEW = 10
 """Rows in which each may have a label of its own."""
-_TEXTS = {"text", "words", "category", "list", "records"}
+_TEXTS = {"text", "words", "list", "records"}
 _MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
 _NEAR = 6
@@ -109,12 +111,30 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
         if proposed and cost > next(iter(proposed.values())).cost + _NEAR:
             break
         proposal = _checked(part, spec, form, roles, settings, cost)
-        if proposal is not None:
-            read = tuple(sorted(proposal.selection.names))
-            proposed.setdefault((spec.folder, read), proposal)
+        if proposal is None:
+            continue
+        if len(tasks) > 1 and (judged := _judged(part, proposal, settings)) is not None:
+            proposed.setdefault("kto", judged)
+        read = tuple(sorted(proposal.selection.names))
+        proposed.setdefault((spec.folder, read), proposal)
         if len(proposed) >= MOST:
             break
     return list(proposed.values())[:MOST]
+
+
+def _judged(part: Part, proposal: Proposal, settings: DataSettings) -> Proposal | None:
+    """Return the way to learn from good and bad completions, if a column says which are good."""
+    flags = [
+        name
+        for name in split_values(proposal.settings.get("ignore_columns"))
+        if is_flag(part, name) and (names_target(name) or ends_in(name, column_words.VERDICTS))
+    ]
+    columns = proposal.selection.columns
+    if not {"prompt", "completion"} <= {*columns} or len(flags) != 1:
+        return None
+    roles = {role: columns[role] for role in ("prompt", "completion")} | {"label": flags}
+    spec = TASKS["kto"]
+    return _checked(part, spec, spec.forms[0], roles, settings, proposal.cost)
 
 
 def _is_markup(name: str, names: Sequence[str]) -> bool:
@@ -189,8 +209,7 @@ def header_refusal(
     lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] else []
     if lines:
         return DataError(unclear.message, f"Give {'; or '.join(lines)}.")
-    has_texts = any(look_of(parts[0], name) in _TEXTS for name in parts[0].table.column_names)
-    return DataError(unclear.message, unclear.remedy if has_texts else why_none(parts[0]))
+    return DataError(unclear.message, why_none(parts[0]) or unclear.remedy)
 
 
 def check_lone_words(part: Part) -> None:
@@ -209,14 +228,13 @@ def check_lone_words(part: Part) -> None:
 
 
 def why_none(part: Part) -> str:
-    """Return what must change so that a file can be learned, in a sentence."""
+    """Return what must change so that a file can be learned, in a sentence; "" if it has texts."""
     names = part.table.column_names
-    profiles = {look_of(part, name) for name in names}
-    if not profiles & _TEXTS:
-        if sum(map(is_identifier, names)) > 1:
-            return "It has ids in place of texts: join the texts of queries and documents by them."
-        return "It has no column of texts, which tasks for texts learn from: add one."
-    return "Name the columns by task, text_column, label_column and others (docs/DATA.md)."
+    if {look_of(part, name) for name in names} & _TEXTS:
+        return ""
+    if sum(map(is_identifier, names)) > 1:
+        return "It has ids in place of texts: join the texts of queries and documents by them."
+    return "It has no column of texts, which tasks for texts learn from: add one."
 
 
 def _names_columns(part: Part) -> bool:
