@@ -100,7 +100,9 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Tagged:
     )
     notes = [*notes, *findings, summary]
     trained = reading.files[0]
-    if not is_string(trained.part.table.schema.field(trained.columns[TOKENS]).type):
+    cells = trained.part.table[trained.columns[TAGS]].slice(0, _PREFIXED).to_pylist()
+    is_text = is_string(trained.part.table.schema.field(trained.columns[TOKENS]).type)
+    if not is_text or any(map(_are_spaced, cells)):
         uses["inputs"] = {}  # lists of words, and requests have texts
     return Tagged(**uses, names=names, are_entities=are_entities, notes=notes)
 
@@ -238,12 +240,19 @@ def _sentences(file: ReadFile, class_names: str | None, notes: list[str]) -> _Se
     return made
 
 
+def _are_spaced(cell: object) -> bool:
+    """Return whether a cell has tags between spaces or commas: `O O B-PER`."""
+    return isinstance(cell, str) and cell.strip()[:1] not in ("", *"[{(<")
+
+
 def _tags(
     part: Part, row: int, text: Any, cell: Any, columns: tuple[str, str]
 ) -> tuple[list[Any] | None, Any]:
     """Return the words of a row and their tags, None for a word without a tag (-100); None for the
     words of a text with spans."""
     words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
+    if words is None and tags is None and _are_spaced(cell):
+        words, tags = text.split(), cell.replace(",", " ").split()
     if not isinstance(words, list):
         return None, []
     for index, word in enumerate(words):
