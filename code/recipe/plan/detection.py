@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recipe import task_table
 from recipe.data import columns
@@ -19,10 +23,13 @@ from recipe.data.reading import keep_accepted
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
+from recipe.settings import DataSettings
 from recipe.spec import Model
 from recipe.task_table import TASKS
 
 _FILES = 3
+_TRIED = 1000
+"""Rows of which samples are made before a line is proposed."""
 _PLAIN = (".txt", ".text", "")
 _ENDINGS = {
     Model.DECODER: ("ForCausalLM", "LMHeadModel"),
@@ -72,7 +79,7 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         part = next((part for part in parts if part is not None), None)
     except UnclearHeader as unclear:
         likely = _costs(possible, model)
-        raise proposals.header_refusal(unclear, likely, hyperparameters) from unclear
+        raise proposals.header_refusal(unclear, likely, hyperparameters, _works) from unclear
     if part is None:
         for task in possible:
             recognise = TASKS[task].recognises_files
@@ -158,6 +165,25 @@ def model_of(config: Mapping[str, Any]) -> Model:
     return Model.ENCODER
 
 
+def _works(part: Part, task: str, settings: DataSettings) -> bool:
+    """Return whether rows of a file make samples of a task, by reading some as the job would."""
+    if Model.VISION in TASKS[task].models and len(TASKS[task].models) == 1:
+        return True  # the images are beside the file
+    rows = part.table.num_rows
+    if rows > _TRIED:
+        part = part.select(np.linspace(0, rows - 1, _TRIED).astype(int))
+    given = dataclasses.replace(settings, task=task)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.parquet"
+        path.write_bytes(b"PAR1")
+        formats.keep(dataclasses.replace(part, path=path), given.names_in_header)
+        try:
+            task_table.load(task)({"train": path.parent}, given)
+        except RecipeError:
+            return False
+    return True
+
+
 def _undecided(
     part: Part,
     possible: Sequence[str],
@@ -172,7 +198,7 @@ def _undecided(
             raise error
     if not hyperparameters.named_columns:
         proposals.check_lone_words(part)
-    proposed = proposals.find(part, likely, hyperparameters)
+    proposed = proposals.find(part, likely, hyperparameters, _works)
     shown = []
     for proposal in proposed:
         names = proposal.selection.names

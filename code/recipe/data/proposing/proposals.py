@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ _MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
 _NEAR = 6
 """How much more a line may cost than the first one."""
+Works = Callable[[Part, str, DataSettings], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +74,19 @@ class Proposal:
         return " ".join(f"{name}={quote_value(value)}" for name, value in pairs.items())
 
 
-def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list[Proposal]:
+def find(
+    part: Part,
+    tasks: Mapping[str, float],
+    settings: DataSettings,
+    works: Works = lambda *_: True,
+) -> list[Proposal]:
     """Return at most `MOST` ways to read a file, the likeliest first.
 
     Each one was checked on the first rows of the file.
 
     Args:
         tasks: Those that are possible, and what each costs for the model.
+        works: Returns whether the rows make samples of a task.
     """
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
@@ -111,7 +118,8 @@ def find(part: Part, tasks: Mapping[str, float], settings: DataSettings) -> list
         if proposed and cost > next(iter(proposed.values())).cost + _NEAR:
             break
         proposal = _checked(part, spec, form, roles, settings, cost)
-        if proposal is None:
+        line: dict[str, Any] = dict(proposal.settings) if proposal is not None else {}
+        if proposal is None or not works(part, spec.name, dataclasses.replace(settings, **line)):
             continue
         if len(tasks) > 1 and (judged := _judged(part, proposal, settings)) is not None:
             proposed.setdefault("kto", judged)
@@ -192,7 +200,10 @@ def explained(
 
 
 def header_refusal(
-    unclear: UnclearHeader, tasks: Mapping[str, float], settings: DataSettings
+    unclear: UnclearHeader,
+    tasks: Mapping[str, float],
+    settings: DataSettings,
+    works: Works = lambda *_: True,
 ) -> DataError:
     """Return the refusal of delimited text whose first row may be a header, with the lines to give
     for both cases, the likelier one first."""
@@ -200,7 +211,7 @@ def header_refusal(
     parts = [formats.read(unclear.path, header=header) for header in (True, False)]
     for header, part in zip(("true", "false"), parts, strict=True):
         lines = []
-        for proposal in find(part, tasks, settings):
+        for proposal in find(part, tasks, settings, works):
             is_named = header == "true" and bool({*proposal.settings} - {"ignore_columns"})
             line = proposal.line(len(tasks) > 1)
             lines.append(line if is_named else f"header={header} {line}".strip())
