@@ -73,17 +73,22 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Questions:
 
 def _questions(file: ReadFile, notes: list[str]) -> pa.Table:
     """Return the questions of a file; a note counts answers whose start was corrected."""
-    part, corrected = file.part, 0
+    part, corrected, unplaced = file.part, 0, 0
     problems = Problems()
 
     def questions() -> Iterator[dict[str, Any]]:
-        nonlocal corrected
+        nonlocal corrected, unplaced
         for number, (row, cells) in enumerate(_records(file)):
             with problems.noted():
                 for role in (QUESTION, CONTEXT):
                     if not isinstance(cells[role], str) or not cells[role].strip():
                         raise _wrong(part, row, f"has no {role}")
                 texts, starts = _answers(file, row, cells)
+                if None in starts:
+                    starts = [_only_place(cells[CONTEXT], text) for text in texts]
+                    if None in starts:
+                        unplaced += 1
+                        continue
                 right = [
                     _position(part, row, cells[CONTEXT], text, start)
                     for text, start in zip(texts, starts, strict=True)
@@ -96,6 +101,14 @@ def _questions(file: ReadFile, notes: list[str]) -> pa.Table:
 
     table = spooled_rows(_SCHEMA, questions())
     problems.check()
+    if unplaced:
+        what = (
+            f"{unplaced} questions of {part.path} have no answer_start, and an answer that occurs "
+            "not once in its context"
+        )
+        if unplaced >= table.num_rows:
+            raise DataError(f"{what}.", "Give the character from 0 at which each answer begins.")
+        notes.append(f"{what}: they are not used.")
     if corrected:
         notes.append(
             f"{corrected} answers of {part.path} are not at their start: the only place where "
@@ -145,8 +158,6 @@ def _answers(file: ReadFile, row: int, cells: Mapping[str, Any]) -> tuple[list[A
         raise _wrong(part, row, f"has {impossible!r} in column {file.columns[IMPOSSIBLE]!r}")
     if len(answers) != len(starts):
         raise _wrong(part, row, f"has {len(answers)} answers and {len(starts)} starts")
-    if None in starts:
-        raise _wrong(part, row, "does not say where its answer begins (answer_start)")
     return answers, starts
 
 
@@ -162,6 +173,12 @@ def _position(part: Part, row: int, context: str, text: Any, start: Any) -> int:
     count = len(re.findall(f"(?={re.escape(text)})", context))
     what = f"has the answer {text[:60]!r}, which does not begin at "
     raise _wrong(part, row, f"{what}{start!r} and occurs {count} times in its context")
+
+
+def _only_place(context: str, text: object) -> int | None:
+    """Return where a text begins in a context; None unless it occurs once."""
+    is_once = isinstance(text, str) and text.strip() and context.count(text) == 1
+    return context.index(str(text)) if is_once else None
 
 
 def _parsed(value: Any) -> Any:

@@ -63,7 +63,7 @@ SPECS = (
             # Records that were written as text.
             Form((
                 _QUESTION, _CONTEXT,
-                Column(role="answers", names=("answers",), names_of_task=("answer",),
+                Column(role="answers", names=("answers",), names_of_task=_ANSWER_NAMES,
                        is_target=True),
                 *_OTHERS,
             ), extras=_EXTRAS),
