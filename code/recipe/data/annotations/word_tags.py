@@ -290,7 +290,12 @@ def _tags(
     return words, names
 
 
-_KEYS = ("start", "start_offset"), ("end", "end_offset"), ("label", "labels")
+_KEYS = (
+    ("start", "start_offset", "begin", "start_char"),
+    ("end", "end_offset", "stop", "end_char"),
+    ("label", "labels", "type", "entity_type", "category_str", "tag", "entity"),
+)
+_RANGES = ("span", "offsets", "offset")
 _WORDS = ("text", "word", "value", "surface")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -311,6 +316,8 @@ def _spans(value: Any) -> list[tuple[int, int, str, str | None]] | None:
                 next((item[name] for name in names if item.get(name) is not None), None)
                 for names in _KEYS
             )
+            for both in (item[name] for name in _RANGES if isinstance(item.get(name), list)):
+                start, end = both if len(both) == len("se") else (start, end)
             text = next((item[name] for name in _WORDS if isinstance(item.get(name), str)), None)
         else:
             return None
