@@ -226,7 +226,7 @@ TEXT = Column(
     kind=CellKind.TEXT,
     setting="text_column",
     weak_names=("title", "headline", "description", "email"),  # `email` may be an address
-    words=column_words.TEXTS,
+    words=column_words.TEXTS | column_words.QUESTIONS,
 )
 HEADING = Column(
     role="text",
@@ -240,7 +240,7 @@ HEADED = replace(
     TEXT,
     role="text_pair",
     names=(
-        *(name for name in TEXT_NAMES if name not in ("title", "headline")),
+        *(name for name in TEXT_NAMES if name not in ("title", "headline", "email")),
         *("question_content", "short_description"),
     ),
     setting="text_pair_column",
@@ -249,12 +249,16 @@ HEADED = replace(
 """A text below a heading."""
 TITLE = Column(
     role="text",
-    names=("title", *sorted(column_words.TITLES - {"title"})),
+    names=("title", "short_description", *sorted(column_words.TITLES - {"title"})),
     kind=CellKind.TEXT,
     setting="text_column",
     is_content=False,
 )
-BODY = replace(HEADED, names=("text", *sorted(column_words.BODIES - {"text"})), words=frozenset())
+BODY = replace(
+    HEADED,
+    names=("text", "review_content", *sorted(column_words.BODIES - {"text"})),
+    words=frozenset(),
+)
 TEXT_PAIR = Column(
     role="text_pair", names=("text_pair",), kind=CellKind.TEXT, setting="text_pair_column"
 )
@@ -269,7 +273,7 @@ SCORE_NAMES = (
 )
 PAIR_LABEL_NAMES = (
     *(
-        *LABEL_NAMES,
+        *(name for name in LABEL_NAMES if name not in ("category", "topic")),
         "gold_label",
         "is_duplicate",
         "duplicate",

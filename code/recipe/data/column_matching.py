@@ -10,11 +10,19 @@ from dataclasses import dataclass
 
 from recipe import column_words
 from recipe.column_words import words_of
-from recipe.data.column_settings import NOTHING, split_names
+from recipe.data.column_settings import (
+    NOTHING,
+    holds_long_texts,
+    is_category,
+    is_flag,
+    is_identifier,
+    split_names,
+)
 from recipe.data.files.part import UNTAGGED, Part, is_list
 from recipe.settings import COLUMN_SETTINGS, DataSettings
 from recipe.spec import (
     IDENTIFIERS,
+    PARTS_OF_SAMPLES,
     CellKind,
     Column,
     Form,
@@ -22,6 +30,7 @@ from recipe.spec import (
     name_stem,
     normalize_name,
 )
+from recipe.task_table import names_target
 
 PAIRED = "text_pair_column"
 _SHARED = ("text_column", PAIRED, "label_column")
@@ -70,6 +79,7 @@ def match_forms(
                 name
                 for name in part.table.column_names
                 if alone.isdisjoint(map(normalize_name, (name, name.partition(":")[0])))
+                and not _is_aside(part, name, spec.name == "causal-lm")
             ]
             if any(has_values(part, name) for name in others):
                 continue
@@ -87,6 +97,22 @@ def match_forms(
         ):
             matches.append(match)
     return matches
+
+
+def _is_aside(part: Part, name: str, of_corpus: bool) -> bool:
+    """Return whether a column describes a text by its name, and holds neither classes nor texts.
+
+    Args:
+        of_corpus: Whether texts are continued, whose classes are not learned.
+    """
+    if (
+        normalize_name(name) in PARTS_OF_SAMPLES
+        or names_target(name)
+        or not (is_identifier(name) or column_words.ends_in(name, column_words.METADATA))
+    ):
+        return False
+    is_learned = is_flag(part, name) or is_category(part, name)
+    return not (is_learned and not of_corpus) and not holds_long_texts(part, name)
 
 
 def match_form(
@@ -148,6 +174,8 @@ def match_form(
             ]
         if not hits:
             hits = [f.name for f in free if column.is_like(f.name) and not is_list(f.type)]
+            if column.is_target and column.kind is not CellKind.TEXT:  # no class for all rows
+                hits = [name for name in hits if len(part.distinct(name, 1) or "ab") > 1]
             similar.add(column.role)
         if column.is_heading and not hits:
             hits = [field.name for field in free if _heads(field.name, part.table.column_names)]
@@ -162,12 +190,17 @@ def match_form(
 
 
 def _heads(name: str, names: Sequence[str]) -> bool:
-    """Return whether a column heads another one by their names: `Review Title`, `Review Text`."""
+    """Return whether a column heads another one by their names: `Review Title`, `Review Text`, or
+    `Judul`, `Isi Berita`; a title of a thing, or above a review of it, does not."""
     *qualifiers, noun = words_of(name)
-    return bool(qualifiers) and noun in column_words.TITLES and any(
-        words_of(other)[:-1] == qualifiers and words_of(other)[-1] in column_words.TEXTS
+    if noun not in column_words.TITLES or not column_words.THINGS.isdisjoint(qualifiers):
+        return False
+    return any(
+        words_of(other)[-1] in column_words.BODIES
+        or (qualifiers and words_of(other)[:-1] == qualifiers
+            and words_of(other)[-1] in column_words.TEXTS)
         for other in names
-        if other != name
+        if other != name and ("." in other) == ("." in name)
     )  # fmt: skip
 
 
@@ -180,8 +213,16 @@ def _likelier(
     if are_similar:
         names = [name for name in names if name not in others] or names
         names = [name for name in names if words_of(name)[0] not in column_words.DATES] or names
-    described = column_words.METADATA | column_words.STATES
+    if role == "label" and (exact := [name for name in names if is_label(name)]):
+        same = [name for name in names if words_of(name)[-1] == "label"]
+        names = exact if len(same) == len(exact) else names
+    described = column_words.METADATA | column_words.STATES | column_words.RECORDS
     return [name for name in names if not column_words.ends_in(name, described)] or names
+
+
+def is_label(name: str) -> bool:
+    """Return whether a column is called label, and no other target may be meant."""
+    return normalize_name(name) in ("label", "labels")
 
 
 @functools.cache

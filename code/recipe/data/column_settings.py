@@ -25,12 +25,14 @@ _DERIVED = {
     *("num", "n", "number", "total", "count", "is", "has"),
 }
 """Words in names of columns that repeat, count or describe others."""
-_IDENTIFIER = re.compile(r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$")
+_IDENTIFIER = re.compile(
+    r"(?i:(^|[\s_.-])(id|idx|uid|uuid|guid|index))$|[a-z](Id|ID)$|^(?i:id|uuid)[\s_.-]"
+)
 """Names of columns that messages propose only if there are no others."""
 _SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 _SAMPLE_ROWS = 1_000
 _FEWEST_ROWS, _MOST_CLASSES = 12, 50
-_WORDS_OF_TEXTS = 1.5
+_WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
@@ -59,9 +61,9 @@ class ColumnsError(DataError):
 
 
 def quote_value(value: str) -> str:
-    """Return a value for a message, in quotes if it has spaces, what ends a shell's command, or a
-    last character that could belong to the sentence."""
-    return value if re.fullmatch(r"[^\s'\";|&]*[^\s'\";|&.,:]", value) else repr(value)
+    """Return a value for a message, in quotes if it has what a shell takes for itself, or a last
+    character that could belong to the sentence."""
+    return value if re.fullmatch(r"[\w@%+=:,./-]*[\w@%+=/-]", value) else repr(value)
 
 
 def named_settings(settings: DataSettings) -> str:
@@ -111,6 +113,15 @@ def holds_texts(part: Part, name: str) -> bool:
     return words > len(cells) * _WORDS_OF_TEXTS
 
 
+def holds_long_texts(part: Part, name: str) -> bool:
+    """Return whether a column holds texts of more than some words, as names of people have."""
+    if not holds_texts(part, name):
+        return False
+    cells = [str(cell) for cell in sample_cells(part, name)]
+    words = sum(len(cell.split()) + len(cell) // 8 * (not cell.isascii()) for cell in cells)
+    return words > len(cells) * _WORDS_OF_NAMES
+
+
 def sample_cells(part: Part, name: str) -> list[Any]:
     """Return the values in the first rows of a column."""
     cells = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
@@ -133,8 +144,9 @@ def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     if column_words.plain_word(plain_name(name)) in column_words.TITLES:
         # A summary is a heading, or a target.
         return not (is_target_named and whole in set().union(*known_names.pairs.values()))
-    *qualifiers, noun = words = words_of(name)
-    if qualifiers and known_names.parts.issuperset(words):  # `Aspect Term`
+    words = column_words.split_name(name)
+    *qualifiers, noun = words_of(name)
+    if words[1:] and known_names.parts.issuperset(words):  # `Aspect Term`
         return True
     is_texts = is_string(kind := part.table.schema.field(name).type) or (
         is_list(kind) and is_string(kind.value_type)

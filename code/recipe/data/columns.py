@@ -19,6 +19,7 @@ from recipe.data.column_matching import (
     PAIRED,
     ColumnMatch,
     has_values,
+    is_label,
     known_names,
     match_form,
     match_forms,
@@ -26,6 +27,7 @@ from recipe.data.column_matching import (
 from recipe.data.column_settings import (
     ColumnsError,
     check_named,
+    holds_long_texts,
     holds_texts,
     is_category,
     is_flag,
@@ -44,6 +46,7 @@ from recipe.spec import (
     DESCRIPTIONS,
     IDENTIFIERS,
     PREFERENCES,
+    PROMPT_NAMES,
     REJECTED_NAMES,
     CellKind,
     Column,
@@ -53,8 +56,7 @@ from recipe.spec import (
 )
 from recipe.task_table import names_target
 
-_CONTEXT_OF_PAIRS = ("system", "systemprompt", "systemmessage", "history")
-"""Normalized names of columns beside preference pairs that no task reads."""
+_CLASSES = column_words.LABELS | column_words.OTHER_LABELS
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 TURNS = (
     'If each row is a turn, write each conversation as a row: {"messages": [{"role": "user", '
@@ -212,8 +214,15 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
         for known in sorted({*map(normalize_name, names)} & {*columns} - ignored)[:1]
     ]
     if len(pair) == 2 and not settings.named_columns:
-        context = [columns[name] for name in _CONTEXT_OF_PAIRS if name in columns]
-        unread = [name for name in context if has_values(part, name)]
+        prompts = {*map(normalize_name, PROMPT_NAMES), "messages"}
+        unread = [
+            name
+            for name in part.table.column_names
+            if name not in (*pair, *settings.ignored_columns)
+            and normalize_name(name) not in prompts
+            and is_in_sample(part, name, is_target_named=False)
+            and has_values(part, name)
+        ]
         rest = f" ignore_columns={','.join(unread)}" if unread else ""
         advice = re.sub(r"task=\w+", rf"\g<0>{rest}", PREFERENCES)
         raise DataError(
@@ -291,6 +300,7 @@ def _check_unread(
     if is_input_named and (has_label or len(texts) < 2):
         return
     read = {*selection.names, *settings.ignored_columns}
+    has_exact = is_label(selection.get("label") or "")
     is_answered = spec.name == "causal-lm" and "completion" in selection
     extras = set(map(normalize_name, match.form.extras))
     unread = [
@@ -300,8 +310,9 @@ def _check_unread(
         and normalize_name(name) not in extras
         and (
             (names_target(name) if is_input_named else is_in_sample(part, name, bool(match.given)))
-            or (is_answered and column_words.ends_in(name, column_words.VERDICTS))
+            or (is_answered and _judges(part, name))
         )
+        and not (has_exact and names_target(name) and column_words.ends_in(name, _CLASSES))
         and has_values(part, name)
     ]
     if not unread:
@@ -347,36 +358,65 @@ def _check_weak_names(
         known = itertools.chain(*known_names(column, codes, False))
         is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
         is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
-        is_one_of_several = column.is_target and (match.form.is_of_reports or is_weak)
-        if column.role in match.given:
+        is_one_of_several = (
+            column.is_target and (match.form.is_of_reports or is_weak) and name.lower() != "label"
+        )
+        if column.role in match.given or not name:
             continue
         others: list[str] = []
         if is_similar or is_weak:
-            others += [other for other in free if _looks_alike(part, column, other, is_similar)]
+            # Other classes may be meant, unless this one says what a text says.
+            is_class = (is_similar or is_weak) and not column_words.ends_in(
+                name, column_words.OPINIONS
+            )
+            is_like = is_similar if column.kind is CellKind.TEXT else is_class
+            others += [other for other in free if _looks_alike(part, column, other, is_like)]
         if is_one_of_several:
             rare = column_words.OTHER_LABELS if column.marks else frozenset()
             others += [
                 other
                 for other in free
-                if (column.is_like(other) or column_words.ends_in(other, rare))
+                if (
+                    column.is_like(other)
+                    or column_words.ends_in(other, rare)
+                    or not column_words.OPINIONS.isdisjoint(words_of(other))
+                )
                 and other not in others
             ]
-        elif column.is_target and normalize_name(name) not in ("label", "labels"):
+        elif column.role == "label" and is_label(name):
+            others += [o for o in free if words_of(o)[-1] == "label" != words_of(o)[0]]
+        elif column.is_target:
             others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:
-            described = column_words.METADATA | column_words.STATES
-            if not column_words.ends_in(name, column_words.DESCRIBING):
+            described = column_words.METADATA | column_words.STATES | column_words.RECORDS
+            is_question = column_words.ends_in(name, column_words.QUESTIONS - column_words.TEXTS)
+            if not is_question and not column_words.ends_in(name, column_words.DESCRIBING):
                 described |= column_words.THINGS
-            others = [other for other in others if not column_words.ends_in(other, described)]
+            others = [
+                other
+                for other in others
+                if not column_words.ends_in(other, described)
+                or (column.kind is CellKind.TEXT and holds_long_texts(part, other))
+            ]
         if others:
             raise _several(part, {column.role: [name, *others]})
+
+
+def _judges(part: Part, name: str) -> bool:
+    """Return whether a column says what is thought of a completion: it may be a bad one."""
+    other = column_words.RECORDS | column_words.METADATA
+    is_verdict = is_flag(part, name) and not column_words.ends_in(name, other)
+    return is_verdict or column_words.ends_in(name, column_words.VERDICTS)
 
 
 def _says_another(name: str, other: str) -> bool:
     """Return whether two columns are opinions by their names, and the second is not a detail of the
     first: `polarity` beside `rating`."""
-    are_opinions = all(column_words.ends_in(one, column_words.OPINIONS) for one in (name, other))
-    return are_opinions and not {*words_of(name)} <= {*words_of(other)}
+    opinions = column_words.OPINIONS
+    is_more = not column_words.ends_in(name, opinions) or not {*words_of(name)} <= {
+        *words_of(other)
+    }
+    return column_words.ends_in(other, opinions) and is_more
 
 
 def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:

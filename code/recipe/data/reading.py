@@ -255,7 +255,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     answers = part.table[_ANSWER].to_pylist()
     if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
         return part
-    if not names & {"spans", "accept"}:
+    if not {"spans", "accept"} & {*part.table.column_names}:
         raise DataError(
             f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
             "Give label_column=answer missing_labels=ignore to learn the answers. Or keep accepted "

@@ -24,7 +24,7 @@ from recipe.errors import DataError, HyperparameterError, RecipeError, join_name
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
 from recipe.settings import DataSettings
-from recipe.spec import Model
+from recipe.spec import LABEL, Model, normalize_name
 from recipe.task_table import TASKS
 
 _FILES = 3
@@ -101,7 +101,24 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     fitting = [task for task in selections if model in TASKS[task].models]
     is_known = bool(configuration.get("architectures"))
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
-    others = [task for task, error in errors.items() if error.is_rival and _prefers(model, task)]
+    read = {name for task in chosen for name in selections[task].names}
+    others = [
+        task
+        for task, error in errors.items()
+        if error.is_rival
+        and _prefers(model, task)
+        # One that would only leave out what another one reads is none.
+        and not (model in _ENCODERS and error.unread and read.issuperset(error.unread))
+    ]
+    general = len(chosen) == 1 and not _prefers(model, chosen[0])
+    label = selections[chosen[0]].get("label") if general else None
+    is_plain = normalize_name(label or "") in {*map(normalize_name, LABEL.names)} - {
+        *LABEL.weak_names
+    }
+    if general and (model is Model.SEQ2SEQ or (model is Model.DECODER and not is_plain)):
+        likely = {task: 0.0 for task in possible if _prefers(model, task)}
+        if proposals.find(part, likely, hyperparameters, _works):
+            chosen = []  # its texts may be written, not classified
     if len(chosen) != 1 or (others and not _prefers(model, chosen[0])):
         raise _undecided(part, possible, hyperparameters, errors, model)
     reason = f"by its columns: {selections[chosen[0]].describe()}"
@@ -146,7 +163,8 @@ def _costs(tasks: Sequence[str], model: Model) -> dict[str, float]:
         models = TASKS[task].models
         if model in models:
             is_general = len(models) == len(Model) and model not in _ENCODERS
-            costs[task] = 7 if is_general else -3 / len(models)
+            more = 16 if model is Model.SEQ2SEQ else 7
+            costs[task] = more if is_general else -3 / len(models)
         elif model in _ENCODERS and models & _ENCODERS:
             costs[task] = 3
     return costs
@@ -168,7 +186,7 @@ def model_of(config: Mapping[str, Any]) -> Model:
 def _works(part: Part, task: str, settings: DataSettings) -> bool:
     """Return whether rows of a file make samples of a task, by reading some as the job would."""
     if Model.VISION in TASKS[task].models and len(TASKS[task].models) == 1:
-        return True  # the images are beside the file
+        return True  # the images are in other files
     rows = part.table.num_rows
     if rows > _TRIED:
         part = part.select(np.linspace(0, rows - 1, _TRIED).astype(int))

@@ -26,18 +26,29 @@ _POSITIVE = Column(
     names=(
         *("positive", "positives", "positive_passages", "positive_passage"),
         *("positive_text", "positive_document", "positive_documents", "positive_doc"),
-        "positive_ctxs",
+        *(
+            "positive_ctxs",
+            "pos_passage",
+            "pos_doc",
+            "pos_text",
+            "relevant_doc",
+            "relevant_document",
+            "relevant_passage",
+        ),
     ),
     setting="text_pair_column",
 )
 _NEGATIVES = Column(
     role="negatives",
-    names=tuple(
-        f"{hard}{name}{what}"
-        for hard in ("", "hard_")
-        for name in ("negative", "negatives", *(("neg", "negs") if hard else ()))
-        for what in ("", *(f"_{what}{s}" for what in ("passage", "document", "doc", "text", "ctx",
-                                                      "sentence") for s in ("", "s")))
+    names=(
+        *(f"{hard}{name}{what}"
+          for hard in ("", "hard_")
+          for name in ("negative", "negatives", "neg", "negs")
+          for what in ("", *(f"_{what}{s}"
+                             for what in ("passage", "document", "doc", "text", "ctx", "sentence")
+                             for s in ("", "s")))
+          if hard or what or name not in ("neg", "negs")),
+        "contradiction", "non_relevant_doc", "irrelevant_doc",
     ),
     setting="negative_columns",
     is_optional=True,
@@ -57,6 +68,7 @@ _POSITIVES = tuple(
 )
 _PAIRS = (
     *PAIRS,
+    ("anchor", "entailment"),
     *itertools.product(
         ("anchor", "query", "question", "sentence", "sentence1", "query_text"),
         (

@@ -118,7 +118,7 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     ("masked", "ticket_no:id, betreff:title, text:text, kategorie:class", "text-classification text=betreff text_pair=text label=kategorie"),
     ("masked", "review_text:text, summary:title, rating:stars", "text-classification text=summary text_pair=review_text label=rating"),
     # The first line.
-    ("decoder", "Query:text, Agent Response:text, Intent:class", "? causal-lm prompt=Query completion=Agent Response"),
+    ("decoder", "Query:text, Agent Response:text, Intent:class", "causal-lm prompt=Query completion=Agent Response"),
     ("decoder", "Patient:text, Doctor:text, Description:text", "? causal-lm prompt=Patient completion=Doctor"),
     ("masked", "review_type:class, review_content:text, top_critic:flag", "? text-classification text=review_content label=review_type"),
     ("masked", "Average_Score:score, Negative_Review:text, Positive_Review:text, Reviewer_Score:score",
@@ -160,11 +160,11 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     ("t5", "en:text, fr:text", "? text2text-generation source=en target=fr"),
     ("encoder", "query:text, document:text, is_relevant:flag, split_id:id", "? sentence-embedding query=query text=document score=is_relevant"),
     ("decoder", "query:text, reply:text, rating:stars", "? causal-lm prompt=query completion=reply"),
-    ("decoder", "user:title, ts:score, text:text", "? causal-lm text=text"),
+    ("decoder", "user:title, ts:score, text:text", "causal-lm text=text"),
     ("encoder", "title_1:title, title_2:title, match:flag", "? text-classification text=title_1 text_pair=title_2 label=match"),
-    ("encoder", "song:title, artist:title, lyrics:text, genre:class", "? text-classification text=lyrics label=genre"),
+    ("encoder", "song:title, artist:title, lyrics:text, genre:class", "text-classification text=lyrics label=genre"),
     ("encoder", "Title:title, Price:score, Brand:class, Reviews:text, Rating:stars", "? text-classification text=Reviews label=Rating"),
-    ("encoder", "Game Title:title, Review:text, Recommended:class", "? text-classification text=Review label=Recommended"),
+    ("encoder", "Game Title:title, Review:text, Recommended:class", "text-classification text=Review label=Recommended"),
     ("encoder", "Title:title, Director:title, Plot:text, Genre:class", "? text-classification text=Plot label=Genre"),
     ("encoder", "review:text, owner_reply:text, stars:stars", "? text-classification text=review label=stars"),
     ("encoder", "kommentar:text, antwort_text:text, stimmung:class", "? text-classification text=kommentar label=stimmung"),
@@ -173,12 +173,12 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     ("encoder", "title:title, description:text, has_logo:flag, employment_type:class, fraudulent:flag", "? text-classification text=title text_pair=description label=fraudulent"),
     ("encoder", "message:text, channel:class, account_type:class, churned:flag", "? text-classification text=message label=churned"),
     ("encoder", "post:text, topic:class, misinformation:flag", "? text-classification text=post label=misinformation"),
-    ("encoder", "description:text, category:class, active:flag", "? text-classification text=description label=category"),
+    ("encoder", "description:text, category:class, active:flag", "text-classification text=description label=category"),
     ("masked", "Title:title, Review:text, Polarity:stars, Town:class, Type:class", "? text-classification text=Title text_pair=Review label=Polarity"),
     ("encoder", "doc:text, code:text, label:flag", "? text-classification text=doc text_pair=code label=label"),
     # Two opinions.
     ("masked", "review_text:text, rating:stars, polarity:flag", "? text-classification text=review_text label=rating"),
-    ("masked", "Message:text, Topic:class, CSAT rating:stars", "? text-classification text=Message label=Topic"),
+    ("masked", "Message:text, Topic:class, CSAT rating:stars", "? text-classification text=Message label=CSAT rating"),
     # What must change.
     ("encoder", "user_id:id, product_id:id, rating:stars", "! join the texts of queries and documents by them"),
     ("encoder", "age:stars, income:id, churn:flag", "! It has no column of texts"),
@@ -215,7 +215,7 @@ def test_columns_are_found_or_proposed(
     ("encoder", "frage:text, z:title, a:title, loesung:letter", "task=multiple-choice text_column=frage label_column=loesung columns=endings:z,endings:a",
      "multiple-choice question=frage endings=z+a answer=loesung"),
     ("decoder", "prompt:text, completion:text, feedback:class", "task=causal-lm", "! ignore_columns=feedback"),
-    ("encoder", "score_given:stars, why:text, Tags:none", "text_column=why", "! Give "),
+    ("encoder", "score_given:stars, why:text, Tags:none", "text_column=why", "text-classification text=why label=score_given"),
     ("encoder", "comments:text, hate:class", "header=false", "! names columns, and header=false is given"),
 ])  # fmt: skip
 def test_columns_that_are_named_are_read(

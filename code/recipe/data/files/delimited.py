@@ -68,7 +68,7 @@ _TEXTS, _LABELS, _SPLITS = (
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
 _MOST_CLASSES, _FEW_CELLS = 200, 2
-_WORDS_OF_NAMES, _FEWEST_NAMES = 3, 2
+_WORDS_OF_NAMES, _FEWEST_NAMES, _LETTERS = 3, 2, 2
 _SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
@@ -452,8 +452,17 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     numbered = {f"column_{index}" for index in range(len(names))}
     if is_row and not isinstance(has_header, bool) and has_header & numbered:
         return None  # the user names columns of a file without a header
-    plain = {*map(column_words.plain_word, names)}
-    is_header = bool(known & _header_names()) or len(plain & column_words.ALL) >= _FEWEST_NAMES
+    plain = {*map(column_words.plain_word, names)} & column_words.KNOWN
+    nouns = {name: column_words.words_of(name)[-1] for name in names}
+    count = sum(
+        noun in column_words.KNOWN and (len(name.split()) <= _WORDS_OF_NAMES or "_" in noun)
+        for name, noun in nouns.items()
+    )
+    is_header = (
+        bool(known & _header_names())
+        or sum(len(name) > _LETTERS or not name.isascii() for name in plain) >= _FEWEST_NAMES
+        or max(_FEWEST_NAMES, len(names) / 2) <= count
+    )
     if is_row or are_positions or not is_header:
         raise UnclearHeader(path, names)
     return names

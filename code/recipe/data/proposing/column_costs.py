@@ -41,19 +41,26 @@ from recipe.spec import (
 )
 from recipe.task_table import names_of_samples, names_target
 
-LISTED, OF_TASK, SIMILAR, RELATED, AKIN, UNKNOWN = 0, 1, 3, 4, 6, 10
-"""What a name costs: one that a spec lists, for any task or if the task is given, one like it, one
-that ends in a word for the role, one with such a word or with one for a like role, and any other.
-"""
+LISTED, OF_TASK, NAMED, SIMILAR, RELATED, AKIN, UNKNOWN = 0, 1, 1, 3, 4, 6, 10
+"""What a name costs: one that a spec lists, for any task or if the task is given, one that ends in
+it, one like it, one that ends in a word for the role, one with such a word or with one for a like
+role, and any other."""
 _ROLE_WORDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "asking": (column_words.ASKING, column_words.TEXTS | column_words.OTHER_TEXTS),
-    "answering": (column_words.ANSWERING, column_words.HEADINGS),
+    "answering": (
+        column_words.ANSWERING | column_words.SUMMARIES | column_words.TRANSLATIONS,
+        column_words.HEADINGS,
+    ),
     "text": (
         column_words.TEXTS | column_words.OTHER_TEXTS | column_words.ASKING | column_words.HEADINGS,
         column_words.ANSWERING,
     ),
     "found": (column_words.ANSWERING, column_words.TEXTS | column_words.HEADINGS),
     "label": (column_words.LABELS | column_words.OTHER_LABELS, column_words.LABEL_MARKS),
+    "choice": (
+        column_words.ANSWERS | {"key", "answer", "correct"},
+        column_words.LABELS | column_words.OTHER_LABELS,
+    ),
 }
 """Words for a role, and for like ones."""
 _ALIKE = dict.fromkeys(("text", "words", "codes", "constant", "list", "records"), 0)
@@ -62,7 +69,7 @@ _LOOKS: Mapping[str, Mapping[str, int]] = {
     "answers": _ALIKE,
     "label": {"flag": 0, "category": 0, "grade": 1, "number": 4, "codes": 6, "list": 6, "words": 9},
     "score": {"number": 3, "grade": 4, "flag": 4},
-    "lists": {"list": 0, "records": 0},
+    "lists": {"list": 0, "records": 0, "spans": 0},
     "records": {"records": 0},
 }
 """What a look costs in a role; a column of another look cannot have it."""
@@ -73,7 +80,7 @@ _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
 _STATES = {"status", "state", "department"}
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
-_KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 4, 10, 4, 12
+_KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 6, 10, 4, 12
 """What columns that are not read cost, beside `_UNREAD` by their looks: each one that belongs to
 samples by its name; any that may be a label; any if only a text is read;
 a text where a query is, or where its title is read alone; that one of two texts is a part of the
@@ -82,21 +89,65 @@ _UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
 """What it costs that two texts are no pair by their names, or in another order than in the file,
 that a form needs the task, and that there is one role more."""
 _MOST_CANDIDATES = 6
-_LONG, _LONG_CELL, _FEW = 4, 25, 11
-"""Words, and characters, above which a cell is a text rather than some words; values of grades."""
+_LONG, _LONG_CELL, _FEW, _FEW_FLAGS, _FEW_COLUMNS = 4, 25, 11, 5, 2
+"""Words, and characters, above which a cell is a text rather than some words; values of grades;
+flags that need not belong together; columns of which one may be a label by any name."""
+_SCALE = re.compile(
+    r"\d\s*(?:-|~|/|to|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
+)
 _QUERIES = {"query", "question", "search"}
 _CONTEXTS = column_words.plain_word(
     "context kontext contexto contexte input eingabe entrada"
 ).split()
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
+_COPIED = (
+    column_words.COPIES
+    | column_words.LANGUAGES
+    | {
+        *("clean", "original", "processed", "translation", "translated", "correct", "raw", "norm"),
+        *("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ko", "ar", "hi", "pl", "tr"),
+    }
+)
+"""Words by which the names of two forms of a text differ."""
+_PAIRING = (
+    column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
+) - {
+    "correct",
+    "corrected",
+    "original",
+    "translation",
+}
+"""Words by which the names of two texts of a pair differ."""
+_SIDES = [
+    *({"a", "b"}, {"left", "right"}, {"first", "second"}, {"positive", "negative"}, {"x", "y"}),
+    *({"pos", "neg"}, {"pros", "cons"}, {"pro", "con"}, {"one", "two"}),
+]
+"""Words in which the names of two texts of a pair differ."""
+_PARTS_OF_NAMES, _HUMP = re.compile(r"[^\W\d_]+|\d+"), re.compile(r"(?<=[a-z])(?=[A-Z])")
 _ABOUT = {name for name, why in PARTS_OF_SAMPLES.items() if why == LABEL_IS_ABOUT}
 _BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
-_OPINIONS = column_words.OPINIONS | set("recommend recommended satisfied stance verdict".split())
+_ANSWERED = (
+    (column_words.TITLES | column_words.HEADINGS | column_words.WORKS | column_words.THINGS)
+    - column_words.ASKING
+    - column_words.ANSWERING
+)
+_OPINIONS = column_words.OPINIONS | {"recommend", "satisfied", "stance", "verdict"}
 _NOT_LABELS = (
-    column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING
-) - column_words.LABELS - column_words.OTHER_LABELS
+    (column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING)
+    - column_words.LABELS
+    - column_words.OTHER_LABELS
+)
 """Last words of names of what has few values and is no label: people, things, texts."""
+_ASIDE = (
+    (column_words.METADATA | column_words.THINGS)
+    - column_words.ASKING
+    - column_words.ANSWERING
+    - column_words.DESCRIBING
+)
+_NO_LABELS = (
+    column_words.METADATA | column_words.WORKS | column_words.RECORDS
+) - column_words.LABELS
 Roles = Mapping[str, Sequence[str]]
 
 
@@ -144,7 +195,8 @@ def _candidates(
         groups = [listed] if len(listed) > 1 else _groups(looks)
         return [(-5.0 * bool(listed), group) for group in groups]
     scored: list[tuple[float, Sequence[str]]] = []
-    for name in looks if not column.is_optional else listed:
+    near = [name for name in looks if _name_cost(column, name) <= NAMED]
+    for name in looks if not column.is_optional else near:
         cost = _role_cost(column, form, name, looks[name])
         if cost is not None:
             scored.append((cost + _SECOND * (bool(listed) and name not in listed), (name,)))
@@ -155,20 +207,23 @@ def _candidates(
         if look == "flag" and not column_words.ends_in(name, records)
     ]
     if column.is_list and column.is_target:
-        opinions = [name for name in looks if column_words.ends_in(name, _OPINIONS)]
+        opinions = [name for name, look in looks.items()
+                    if column_words.ends_in(name, _OPINIONS)
+                    or (_asks(name) and look in ("grade", "number"))]  # fmt: skip
         unusual = [name for name in flags if words_of(name)[0] != "has"
                    and not column_words.ends_in(name, column_words.LABELS)]  # fmt: skip
-        more = _SORT if unusual else int(bool(opinions))
-        first_words = {words_of(name)[0] for name, look in looks.items() if look == "text"}
-        sorting = [name for name in looks if name not in opinions
-                   and words_of(name)[0] not in first_words]  # fmt: skip
+        more = _SORT * bool(unusual or opinions)
+        sorting = [name for name in looks if name not in opinions and not _asks(name)]
         scored = [
             (min(cost, _FLAG) if name in unusual else cost + more * (name in sorting), (name,))
             for cost, (name,) in scored
         ]
-    if column.is_list and column.is_target and len(flags) > 1 and not listed:
+    are_marked = len({words_of(name)[0] in column.marks for name in flags}) == 1
+    if column.is_list and column.is_target and len(flags) > 1 and are_marked and not listed:
         is_other = any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
+        opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
+        is_other = is_other or (opinion_count == 1 and len(flags) < _FEW_FLAGS)
         scored.append((AKIN if is_other else -2, flags))
     return scored
 
@@ -183,29 +238,53 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     known = [
-        name for name in unread if _is_known(name) and not ("label" in roles and names_target(name))
+        name
+        for name in unread
+        if _is_known(name)
+        and not ("label" in roles and names_target(name))
+        and not column_words.ends_in(name, column_words.DESCRIBING)
     ]
     cost += _KNOWN_UNREAD * len(known) + _NEEDS_TASK * form.needs_task
-    labels = {"flag", "category", "grade"}
+    labels, has_few = {"flag", "category", "grade"}, len(rest) + len(used) <= _FEW_COLUMNS
     may_be_label = any(map(names_target, unread)) or any(
-        (looks[name] in labels and not column_words.ends_in(name, column_words.WORKS))
+        (looks[name] in labels and (has_few or not column_words.ends_in(name, _NO_LABELS)))
         or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
-    looks_unread = {looks[name] for name in unread} | ({looks[n] for n in rest} & {"category"})
+    looks_unread = {looks[name] for name in unread} | {
+        looks[n]
+        for n in rest
+        if looks[n] == "category" and (has_few or not column_words.ends_in(n, _NO_LABELS))
+    }
     if len(roles) == 1 and (may_be_label or looks_unread - {"nothing", "words"}):
         cost += _ALONE
     elif not has_label and may_be_label:
         cost += _TARGET_UNREAD
     texts = [some[0] for r, some in roles.items() if form[r].kind is CellKind.TEXT or r == "text"]
+    labels_of = [*words_of(roles["label"][0])[:-1]] if "label" in roles else []
+    cost -= NAMED * (labels_of != [] and labels_of in [[*words_of(name)[:-1]] for name in texts])
     positions = list(map(list(looks).index, texts))
     asking = {name for name in (*texts, *unread) if _QUERIES & {*words_of(name)}}
     is_asked = not asking.isdisjoint(texts)
-    others = [name for name in unread if looks[name] in ("text", "words")]
+    others = [
+        name
+        for name in rest
+        if looks[name] in ("text", "words")
+        and (name in unread or not column_words.THINGS.isdisjoint(words_of(name)))
+    ]
+    if not is_asked:
+        cost += _UNRELATED * any(
+            column_words.ends_in(name, _ASIDE) and not _asks(name) for name in texts
+        )
+        replies = [name for name in texts[:1] if column_words.ANSWERS & {*words_of(name)}]
+        cost += _HALF * (len(texts) == 1 and replies != [] and others != [])
     if len(texts) == 1 and asking and others and (is_asked or asking & {*others}):
-        cost += _HALF
+        cost += 2 * _HALF
     if len(texts) == 1 and words_of(texts[0])[-1] in column_words.HEADINGS:
         cost += _HALF * any(looks[name] == "text" for name in unread)
+    turns = [words_of(roles[role][0])[-1] for role in ("prompt", "completion") if role in roles]
+    cost += 2 * _HALF * (len(turns) > 1 and not _ANSWERED.isdisjoint(turns))
+    cost += _UNPAIRED * (is_asked and texts[0] not in asking)
     cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
     if form.is_pair or "text_pair" in roles:
         is_post = "score" in roles and words_of(texts[0])[-1] in column_words.TITLES
@@ -215,9 +294,19 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         )
         heads = [words_of(name)[-1] in column_words.HEADINGS for name in texts]
         is_about = "text_pair" in roles and {*words_of(texts[-1])} <= _ABOUT
-        is_pair = is_listed or is_about or (heads[0] and "text_pair" in roles and not is_asked)
+        one, two = words_of(texts[0]), words_of(texts[-1])
+        is_paired = one[-1] == two[-1] and not ({*one} ^ {*two}).isdisjoint(_PAIRING)
+        is_twin = len(texts) > 1 and _are_twins(*texts[:2])
+        is_pair = (
+            is_listed
+            or is_about
+            or is_twin
+            or is_paired
+            or (heads[0] and "text_pair" in roles and not is_asked)
+        )
         cost += -_UNPAIRED if is_pair else _UNPAIRED
-        cost += _UNPAIRED * (form.is_pair and not has_label and heads[0])
+        cost += 2 * _UNPAIRED * (form.is_pair and not has_label and heads[0]) * (1 + may_be_label)
+        cost += _HALF * (asking != set() and not is_asked)
         orders = itertools.permutations(texts, 2)
         is_classified = has_label and not is_asked
         if is_classified and any(_are_unrelated(one, two, looks) for one, two in orders):
@@ -226,18 +315,47 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
 
 
 def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
-    """Return whether a text is the title of a work or product, or another one is a part of it or a
-    reply to it."""
+    """Return whether a text is the title of a work or product, or another one is a part of it, a
+    copy of it or a reply to it, or about something else."""
+    if _are_twins(text, other):
+        return False
     first, second = words_of(text), words_of(other)
     titles, things = column_words.HEADINGS - column_words.SUBJECTS, column_words.THINGS
     if first[-1] in titles | things:
-        is_of_thing = first[:-1] != second[:-1] and not things.isdisjoint(first)
+        is_of_thing = first[:-1] != second[:-1] and not (things | column_words.METADATA).isdisjoint(
+            first[:-1] or first
+        )
         is_described = second[-1] in column_words.DESCRIBING
         others = {words_of(name)[-1] for name in names}
         return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
     asking = {*column_words.ASKING, "post"}
     is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
-    return second[0] in column_words.PARTS or (is_reply and asking.isdisjoint(first))
+    more = {*first} ^ {*second}
+    is_copy = bool(more) and more <= _COPIED
+    is_same = (
+        first[-1] == second[-1] and min(len(first), len(second)) > 1 and more.isdisjoint(_PAIRING)
+    )
+    return (
+        second[0] in column_words.PARTS
+        or is_copy
+        or _COPIED.issuperset(second)
+        or is_same
+        or (is_reply and asking.isdisjoint(first))
+    )
+
+
+def _are_twins(text: str, other: str) -> bool:
+    """Return whether two names differ in a number, a letter or a side only: `ltable`, `rtable`."""
+    one, two = (_PARTS_OF_NAMES.findall(_HUMP.sub(" ", name).lower()) for name in (text, other))
+    differing = [pair for pair in zip(one, two, strict=False) if pair[0] != pair[1]]
+    if len(one) != len(two) or len(differing) != 1:
+        return False
+    first, second = differing[0]
+    return (
+        {first, second} in _SIDES
+        or (first.isdigit() and second.isdigit())
+        or ({first[0], second[0]} == {*"lr"} and first[1:] == second[1:])
+    )
 
 
 def _is_known(name: str) -> bool:
@@ -262,6 +380,8 @@ def _groups(looks: Mapping[str, str]) -> list[Sequence[str]]:
     by_stem: dict[str, list[str]] = {}
     for name, look in looks.items():
         key = "" if len(name.strip()) == 1 else name_stem(name)
+        if not {"positive", "negative", "example", "annotator", "model"}.isdisjoint(words_of(name)):
+            continue  # examples and judgements, not choices
         is_named = not name.startswith("column_")  # without a header
         is_text = look in ("text", "words", "category", "codes")
         if is_named and is_text and key != normalize_name(name):
@@ -285,6 +405,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name - 6 if fits else None
     if column.role in ("tokens", "tags"):
         is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
+        if look == "spans" and column.is_target:
+            return min(by_name, SIMILAR) - 9
         return by_name - 3 * (by_name < UNKNOWN) if is_listed or is_named else None
     is_label = column.is_target and column.kind is not CellKind.TEXT
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
@@ -295,9 +417,11 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             return by_name if look != "nothing" else None
         may_be_label = is_label and look == "category" and not is_split and not is_identifier(name)
         return by_name + _DESCRIBED if may_be_label else None
-    if column.role == "answers" and "starts" not in form.roles:
-        return by_name if look in _LOOKS["lists"] else None
+    if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
+        return by_name if by_name <= RELATED and look != "text" else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
+    if column.role == "answer" and by_name > AKIN:
+        return None
     if kind == "score" and by_name == LISTED:
         return LISTED
     if kind == "score" and by_name == OF_TASK and look in ("flag", "grade"):
@@ -307,11 +431,17 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
     if look == "list" and by_name > RELATED:
         return None
+    if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
+        fit += _HALF
     if kind == "label":
-        if look in ("category", "flag", "grade") and (
-            words_of(name)[-1] in _ABOUT or column_words.ends_in(name, _NOT_LABELS)
-        ):
-            fit += _DESCRIBED
+        if look in ("grade", "number") and _asks(name):
+            by_name = min(by_name, SIMILAR)
+        if look in ("category", "flag", "grade"):
+            fit += _DESCRIBED * (
+                (words_of(name)[-1] in _ABOUT or column_words.ends_in(name, _NOT_LABELS))
+                + column_words.ends_in(name, column_words.METADATA)
+            )
+        fit += "." in name
         is_state = not {*_STATES, *column_words.AGGREGATES}.isdisjoint(
             re.split(r"[\s_]+", name.lower())
         )
@@ -322,27 +452,37 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
 def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> float | None:
     """Return what a column costs as a text; None if its name or look is that of something else."""
     if by_name <= SIMILAR:
-        return by_name + fit
+        is_result = column.role == "source" and column_words.SUMMARIES & {*words_of(name)}
+        return by_name + fit + _HALF * bool(is_result)
     is_found = column.setting == "text_pair_column" and column.role != "text_pair"
     if column.is_target:
         return None if look == "category" else by_name + fit
     words = {*words_of(name)}
+    fit += _HALF * (column.role == "source" and bool(words & column_words.SUMMARIES))
     is_answer = column.role in _ASKING and words & column_words.ANSWERING - column_words.ASKING
     if (is_answer and not words & column_words.ASKING) or (
         look == "category" and by_name == UNKNOWN
     ):
         return None
-    is_target = names_target(name) and by_name > RELATED
+    is_target = by_name > RELATED and (
+        names_target(name) or (look != "text" and column_words.ends_in(name, column_words.LABELS))
+    )
     if is_target or (column.role == "input" and not {*_CONTEXTS} & {*words_of(name)}):
         return None
+    fit += NAMED * (not words.isdisjoint(column_words.COPIES))
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
+
+
+def _asks(name: str) -> bool:
+    """Return whether a name is a question of a survey, or names a scale: `Satisfaction (1-5)`."""
+    return name.rstrip().endswith(("?", "?", "؟")) or _SCALE.search(name) is not None
 
 
 def _describes(name: str, look: str) -> bool:
     """Return whether a column's name says that it identifies or describes a sample."""
     key = normalize_name(name)
-    if name.startswith("_"):
-        return look != "text"
+    if name.startswith("_") or _asks(name):
+        return name.startswith("_") and look != "text"
     is_description = (
         key in DESCRIPTIONS
         or words_of(name)[-1] in DESCRIPTIONS
@@ -368,17 +508,24 @@ def _name_cost(column: Column, name: str) -> int:
     words = words_of(name)
     if key in map(normalize_name, column.names_of_task) and not column.is_numbered:
         return OF_TASK
+    weak = {*map(normalize_name, column.weak_names)}
+    if words[-1] in listed - weak and not column.is_numbered:
+        return NAMED
     if column.is_like(name):
-        return RELATED if words[0] in column.marks else SIMILAR
+        is_any_text = column.role in _ASKING and words[-1] in column_words.TEXTS
+        return RELATED if words[0] in column.marks or is_any_text else SIMILAR
     role = "label" if column.is_target else "text"
     if column.role in _ASKING:
         role = "asking"
+    elif column.role == "answer":
+        role = "choice"
     elif (column.kind is CellKind.TEXT and column.is_target) or column.role == "answers":
         role = "answering"
     elif column.setting == "text_pair_column" and column.role != "text_pair":
         role = "found"
     exact, akin = _ROLE_WORDS[role]
-    if words[-1] in exact:
+    is_answer = role == "answering" and words[-1] == "text" and not exact.isdisjoint(words)
+    if words[-1] in exact or is_answer:
         return RELATED
     is_compound = any(len(word) > 3 and words[-1].endswith(word) for word in exact)  # Freitext
     is_akin = is_compound or words[-1] in akin or not {*words}.isdisjoint(exact | akin)
@@ -399,7 +546,9 @@ def look_of(part: Part, name: str) -> str:
     if not cells or pa.types.is_binary(kind) or pa.types.is_struct(kind):
         return "nothing"
     if is_list(kind):
-        return "records" if pa.types.is_struct(kind.value_type) else "list"
+        keys = set(cells[0][0]) if pa.types.is_struct(kind.value_type) and cells[0] else {""}
+        is_span = len(keys) > 1 and any(key.startswith("start") for key in keys)
+        return "spans" if is_span else "list" if keys == {""} else "records"
     if is_flag(part, name):
         return "flag"
     texts = [str(cell) for cell in cells]

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe import column_words
-from recipe.column_words import ends_in, words_of
+from recipe.column_words import split_name
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
@@ -37,7 +36,7 @@ from recipe.spec import (
     TaskSpec,
     normalize_name,
 )
-from recipe.task_table import TASKS, names_target
+from recipe.task_table import TASKS
 
 MOST = 3
 """Lines in a message."""
@@ -91,6 +90,9 @@ def find(
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
     names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
+    tasked = [name for name in names if name.startswith(("Input.", "Answer."))]
+    if len({name.partition(".")[0] for name in tasked}) == len(("Input", "Answer")):
+        names = tasked  # Mechanical Turk's: the others describe the work
     looks = {name: look_of(part, name) for name in names}
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
@@ -135,7 +137,7 @@ def _judged(part: Part, proposal: Proposal, settings: DataSettings) -> Proposal 
     flags = [
         name
         for name in split_values(proposal.settings.get("ignore_columns"))
-        if is_flag(part, name) and (names_target(name) or ends_in(name, column_words.VERDICTS))
+        if is_flag(part, name)
     ]
     columns = proposal.selection.columns
     if not {"prompt", "completion"} <= {*columns} or len(flags) != 1:
@@ -147,8 +149,8 @@ def _judged(part: Part, proposal: Proposal, settings: DataSettings) -> Proposal 
 
 def _is_markup(name: str, names: Sequence[str]) -> bool:
     """Return whether a name says that a column repeats another one: `cv_html` beside `cv_str`."""
-    *first, last = words_of(name)
-    others = (words_of(other) for other in names if other != name)
+    *first, last = split_name(name)
+    others = (split_name(other) for other in names if other != name)
     return last in _MARKUP and any(words[: len(first)] == first for words in others)
 
 
@@ -386,9 +388,6 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 raise DataError(f"Column {name!r} has no value in its first rows.")
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
-            elif column.role == "answers" and "starts" not in selection:
-                if not any("start" in str(cell) for cell in cells):
-                    raise DataError(f"Column {name!r} does not say where answers begin.")
             elif column.role == "label":
                 values.check_labels(part, name)
                 if is_list(part.table.schema.field(name).type):

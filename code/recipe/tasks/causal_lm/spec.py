@@ -39,7 +39,7 @@ _PROMPT = Column(
     names=PROMPT_NAMES,
     kind=CellKind.TEXT,
     setting="prompt_column",
-    words=column_words.QUESTIONS,
+    words=column_words.QUESTIONS | column_words.TEXTS,
 )
 _COMPLETION = Column(
     role="completion",
@@ -67,7 +67,10 @@ _TURNS = (
     *SUMMARY_PAIRS,
 )
 """Names of prompts and completions that count together."""
-_TOPICS = ("category", "topic", "intent", "original_question")
+_TOPICS = (
+    *("category", "topic", "intent", "original_question", "class", "subtopic", "tag", "tags"),
+    *("task_name", "difficulty", "domain", "subject", "level"),
+)
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 _DOCUMENTED = (
     *DESCRIPTIONS,
@@ -75,9 +78,9 @@ _DOCUMENTED = (
 )
 """Names of columns that describe a document of a corpus."""
 ALPACA = Form((
-    replace(_PROMPT, names=("instruction",), setting=""),
+    replace(_PROMPT, names=("instruction",), setting="", words=frozenset()),
     Column(role="input", names=("input", "context"), kind=CellKind.TEXT),  # Dolly's context
-    replace(_COMPLETION, names=("output", "response"), setting=""),
+    replace(_COMPLETION, names=("output", "response"), setting="", words=frozenset()),
     _SYSTEM,
 ), extras=(*_TOPICS, "text", "prompt"))  # fmt: skip
 """Stanford Alpaca's columns, of which its template makes prompts, unless the user names columns.
@@ -124,7 +127,7 @@ SPECS = (
         name="causal-lm",
         folder="causal_lm",
         forms=(
-            Form((_MESSAGES, _TOOLS, _SYSTEM), extras=_TOPICS),
+            Form((_MESSAGES, _TOOLS, _SYSTEM), extras=(*_TOPICS, "prompt")),
             ALPACA,
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), extras=_TOPICS),
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), pairs=_TURNS, extras=_TOPICS),

@@ -15,7 +15,7 @@ _CONTEXT = Column(
 _QUESTION = Column(
     role="question",
     names=("question", "questions", "sent2", "question.stem", "question_stem", "query", "ctx"),
-    names_of_task=("sentence", "goal", "prompt"),
+    names_of_task=("sentence", "goal", "prompt", "context", "premise", "passage"),
     kind=CellKind.TEXT,
     setting="text_column",
 )
@@ -43,7 +43,7 @@ _TEXTS = replace(_CHOICES, kind=CellKind.TEXTS)
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
     role="endings",
-    names=("ending", "choice", "option", "answer", "sol", "solution"),
+    names=("ending", "choice", "option", "answer", "ans", "alternative", "sol", "solution"),
     kind=CellKind.TEXT,
     is_repeated=True,
     is_numbered=True,
@@ -57,13 +57,15 @@ _LETTERED = Column(
     kind=CellKind.TEXT,
     is_repeated=True,
 )
+_TOPICS = ("category", "topic", "subject", "difficulty", "level", "rationale", "explanation")
+"""Names of columns that describe a question, or say why its answer is right."""
 
 SPECS = (
     TaskSpec(
         name="multiple-choice",
         folder="multiple_choice",
         forms=(
-            Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase",)),
+            Form((_CONTEXT, _QUESTION, _ENDINGS, _ANSWER), extras=("startphrase", *_TOPICS)),
             Form((replace(_QUESTION, names=("startphrase",)), _ENDINGS, _ANSWER)),
             Form(
                 (
@@ -71,11 +73,19 @@ SPECS = (
                     replace(_QUESTION, names=(*_QUESTION.names, "prompt")),
                     _LETTERED,
                     _ANSWER,
-                )
+                ),
+                extras=_TOPICS,
             ),
             Form(
                 (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
-                extras=("ctx_a", "ctx_b", "activity_label", "subject"),  # HellaSwag's, MMLU's
+                extras=(
+                    "ctx_a",
+                    "ctx_b",
+                    "activity_label",
+                    "subject",
+                    "rationale",
+                    "explanation",
+                ),  # HellaSwag's, MMLU's
             ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},

@@ -46,7 +46,15 @@ SPECS = (
         folder="text_classification",
         forms=(
             Form((TOKEN_IDS, LABEL)),
-            Form((TEXT, TEXT_PAIR, replace(LABEL, names=PAIR_LABEL_NAMES)), pairs=PAIRS),
+            Form(
+                # What pairs are about is seldom what is learned of them.
+                (
+                    TEXT,
+                    TEXT_PAIR,
+                    replace(LABEL, names=PAIR_LABEL_NAMES, words=column_words.OPINIONS),
+                ),
+                pairs=PAIRS,
+            ),
             Form((TEXT, LABEL), extras=_REPLIES),
             Form((HEADING, HEADED, LABEL), extras=_REPLIES),
             Form((TITLE, BODY, LABEL), extras=_REPLIES, is_of_reports=True),

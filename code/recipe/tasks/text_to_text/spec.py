@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from recipe import column_words
 from recipe.option_fields import AT_LEAST_1, Effect, option
 from recipe.spec import (
     COMPLETION_NAMES,
@@ -27,6 +28,10 @@ _SUMMARIES = Form(
     pairs=SUMMARY_PAIRS,
     extras=("title",),
 )  # fmt: skip
+_SUMMED_UP = Form((
+    replace(SOURCE, names=("document",), words=column_words.TEXTS),
+    replace(TARGET, names=("summary",), words=column_words.SUMMARIES),
+), extras=("title",))  # fmt: skip
 _TRANSLATIONS = Form(
     (SOURCE, TARGET),
     pairs=(
@@ -45,7 +50,11 @@ _TEXTS = Form(
     ),
 )  # fmt: skip
 _PROMPTS = Form((replace(SOURCE, names=PROMPT_NAMES), replace(TARGET, names=COMPLETION_NAMES)))
-_FORMS = {SUMMARIES: [_SUMMARIES], TRANSLATIONS: [_TRANSLATIONS], TEXTS: [_TEXTS, _PROMPTS]}
+_FORMS = {
+    SUMMARIES: [_SUMMARIES, _SUMMED_UP],
+    TRANSLATIONS: [_TRANSLATIONS],
+    TEXTS: [_TEXTS, _PROMPTS],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
