@@ -36,6 +36,7 @@ from recipe.data.column_settings import (
     is_search,
     may_be_text,
     named_settings,
+    quote_value,
     show_examples,
 )
 from recipe.data.files.part import Part
@@ -223,8 +224,8 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
             and is_in_sample(part, name, is_target_named=False)
             and has_values(part, name)
         ]
-        rest = f" ignore_columns={','.join(unread)}" if unread else ""
-        advice = re.sub(r"task=\w+", rf"\g<0>{rest}", PREFERENCES)
+        rest = f" ignore_columns={quote_value(','.join(unread))}" if unread else ""
+        advice = re.sub(r"task=\w+", lambda task: f"{task[0]}{rest}", PREFERENCES)
         raise DataError(
             f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which "
             "several tasks read.",
@@ -366,9 +367,7 @@ def _check_weak_names(
         others: list[str] = []
         if is_similar or is_weak:
             # Other classes may be meant, unless this one says what a text says.
-            is_class = (is_similar or is_weak) and not column_words.ends_in(
-                name, column_words.OPINIONS
-            )
+            is_class = not column_words.ends_in(name, column_words.OPINIONS)
             is_like = is_similar if column.kind is CellKind.TEXT else is_class
             others += [other for other in free if _looks_alike(part, column, other, is_like)]
         if is_one_of_several:
@@ -410,13 +409,11 @@ def _judges(part: Part, name: str) -> bool:
 
 
 def _says_another(name: str, other: str) -> bool:
-    """Return whether two columns are opinions by their names, and the second is not a detail of the
+    """Return whether the second of two columns is an opinion by its name, and not a detail of the
     first: `polarity` beside `rating`."""
     opinions = column_words.OPINIONS
-    is_more = not column_words.ends_in(name, opinions) or not {*words_of(name)} <= {
-        *words_of(other)
-    }
-    return column_words.ends_in(other, opinions) and is_more
+    is_detail = column_words.ends_in(name, opinions) and {*words_of(name)} <= {*words_of(other)}
+    return column_words.ends_in(other, opinions) and not is_detail
 
 
 def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:

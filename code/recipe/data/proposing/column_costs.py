@@ -235,7 +235,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     unread = [name for name in rest if not _describes(name, looks[name])]
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
-    cost = sum(_UNREAD.get(looks[name], 0) for name in unread)
+    cost: float = sum(_UNREAD.get(looks[name], 0) for name in unread)
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     known = [
         name
@@ -261,56 +261,76 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     elif not has_label and may_be_label:
         cost += _TARGET_UNREAD
     texts = [some[0] for r, some in roles.items() if form[r].kind is CellKind.TEXT or r == "text"]
-    labels_of = [*words_of(roles["label"][0])[:-1]] if "label" in roles else []
-    cost -= NAMED * (labels_of != [] and labels_of in [[*words_of(name)[:-1]] for name in texts])
-    positions = list(map(list(looks).index, texts))
     asking = {name for name in (*texts, *unread) if _QUERIES & {*words_of(name)}}
-    is_asked = not asking.isdisjoint(texts)
     others = [
         name
         for name in rest
         if looks[name] in ("text", "words")
         and (name in unread or not column_words.THINGS.isdisjoint(words_of(name)))
     ]
+    positions = list(map(list(looks).index, texts))
+    cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
+    cost += _cost_of_texts(texts, others, asking, looks)
+    turns = [words_of(roles[role][0])[-1] for role in ("prompt", "completion") if role in roles]
+    cost += 2 * _HALF * (len(turns) > 1 and not _ANSWERED.isdisjoint(turns))
+    labels_of = [*words_of(roles["label"][0])[:-1]] if "label" in roles else []
+    cost -= NAMED * (labels_of != [] and labels_of in [[*words_of(name)[:-1]] for name in texts])
+    if form.is_pair or "text_pair" in roles:
+        cost += _cost_of_pair(form, roles, texts, asking, looks)
+        is_headed = words_of(texts[0])[-1] in column_words.HEADINGS
+        cost += 2 * _UNPAIRED * (form.is_pair and not has_label and is_headed) * (1 + may_be_label)
+    return cost
+
+
+def _cost_of_texts(
+    texts: Sequence[str], others: Sequence[str], asking: set[str], looks: Mapping[str, str]
+) -> float:
+    """Return what the names of the texts cost.
+
+    Args:
+        others: Texts that are not read.
+        asking: Texts, read or not, that are queries by their names.
+    """
+    is_asked, is_lone, cost = not asking.isdisjoint(texts), len(texts) == 1, 0.0
     if not is_asked:
         cost += _UNRELATED * any(
             column_words.ends_in(name, _ASIDE) and not _asks(name) for name in texts
         )
         replies = [name for name in texts[:1] if column_words.ANSWERS & {*words_of(name)}]
-        cost += _HALF * (len(texts) == 1 and replies != [] and others != [])
-    if len(texts) == 1 and asking and others and (is_asked or asking & {*others}):
+        cost += _HALF * (is_lone and replies != [] and len(others) > 0)
+    if is_lone and asking and others and (is_asked or asking & {*others}):
         cost += 2 * _HALF
-    if len(texts) == 1 and words_of(texts[0])[-1] in column_words.HEADINGS:
-        cost += _HALF * any(looks[name] == "text" for name in unread)
-    turns = [words_of(roles[role][0])[-1] for role in ("prompt", "completion") if role in roles]
-    cost += 2 * _HALF * (len(turns) > 1 and not _ANSWERED.isdisjoint(turns))
-    cost += _UNPAIRED * (is_asked and texts[0] not in asking)
-    cost += _UNORDERED * (positions != sorted(positions)) + _MORE_ROLES * len(roles)
-    if form.is_pair or "text_pair" in roles:
-        is_post = "score" in roles and words_of(texts[0])[-1] in column_words.TITLES
-        first_two = [role for role in form.roles[:2] if role in roles]
-        is_listed = not is_post and all(
-            _name_cost(form[role], roles[role][0]) == LISTED for role in first_two
-        )
-        heads = [words_of(name)[-1] in column_words.HEADINGS for name in texts]
-        is_about = "text_pair" in roles and {*words_of(texts[-1])} <= _ABOUT
-        one, two = words_of(texts[0]), words_of(texts[-1])
-        is_paired = one[-1] == two[-1] and not ({*one} ^ {*two}).isdisjoint(_PAIRING)
-        is_twin = len(texts) > 1 and _are_twins(*texts[:2])
-        is_pair = (
-            is_listed
-            or is_about
-            or is_twin
-            or is_paired
-            or (heads[0] and "text_pair" in roles and not is_asked)
-        )
-        cost += -_UNPAIRED if is_pair else _UNPAIRED
-        cost += 2 * _UNPAIRED * (form.is_pair and not has_label and heads[0]) * (1 + may_be_label)
-        cost += _HALF * (asking != set() and not is_asked)
-        orders = itertools.permutations(texts, 2)
-        is_classified = has_label and not is_asked
-        if is_classified and any(_are_unrelated(one, two, looks) for one, two in orders):
-            cost += _UNRELATED
+    if is_lone and words_of(texts[0])[-1] in column_words.HEADINGS:
+        cost += _HALF * any(looks[name] == "text" for name in others)
+    return cost + _UNPAIRED * (is_asked and texts[0] not in asking)
+
+
+def _cost_of_pair(
+    form: Form, roles: Roles, texts: Sequence[str], asking: set[str], looks: Mapping[str, str]
+) -> float:
+    """Return what it costs that two texts are read together, by their names."""
+    is_asked = not asking.isdisjoint(texts)
+    one, two = words_of(texts[0]), words_of(texts[-1])
+    is_post = "score" in roles and one[-1] in column_words.TITLES
+    first_two = [role for role in form.roles[:2] if role in roles]
+    is_listed = not is_post and all(
+        _name_cost(form[role], roles[role][0]) == LISTED for role in first_two
+    )
+    is_headed = one[-1] in column_words.HEADINGS
+    is_pair = (
+        is_listed
+        or ("text_pair" in roles and {*two} <= _ABOUT)
+        or (len(texts) > 1 and _are_twins(*texts[:2]))
+        or (one[-1] == two[-1] and not ({*one} ^ {*two}).isdisjoint(_PAIRING))
+        or (is_headed and "text_pair" in roles and not is_asked)
+    )
+    cost = (-_UNPAIRED if is_pair else _UNPAIRED) + _HALF * (asking != set() and not is_asked)
+    is_classified = not is_asked and any(
+        form[role].is_target and form[role].kind is not CellKind.TEXT for role in roles
+    )
+    pairs = itertools.permutations(texts, 2)
+    if is_classified and any(_are_unrelated(*pair, looks) for pair in pairs):
+        cost += _UNRELATED
     return cost
 
 

@@ -54,6 +54,7 @@ _WORD_NAMES = {"word", "words", "token", "tokens"}
 _NEAR = 6
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
+"""Returns whether the rows of a file make samples of a task, with the columns that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def find(
 
     Args:
         tasks: Those that are possible, and what each costs for the model.
-        works: Returns whether the rows make samples of a task.
+        works: Tries a line that is to be proposed.
     """
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
@@ -120,8 +121,10 @@ def find(
         if proposed and cost > next(iter(proposed.values())).cost + _NEAR:
             break
         proposal = _checked(part, spec, form, roles, settings, cost)
-        line: dict[str, Any] = dict(proposal.settings) if proposal is not None else {}
-        if proposal is None or not works(part, spec.name, dataclasses.replace(settings, **line)):
+        if proposal is None:
+            continue
+        line: dict[str, Any] = {**proposal.settings}
+        if not works(part, spec.name, dataclasses.replace(settings, **line)):
             continue
         if len(tasks) > 1 and (judged := _judged(part, proposal, settings)) is not None:
             proposed.setdefault("kto", judged)
