@@ -115,11 +115,9 @@ def _is_aside(part: Part, name: str, of_corpus: bool) -> bool:
     return not (is_learned and not of_corpus) and not holds_long_texts(part, name)
 
 
-def match_form(
-    part: Part, form: Form, settings: DataSettings, is_detection: bool
-) -> ColumnMatch | None:
-    """Return the columns that can have each role of a form: those that hyperparameters name, or
-    those with known names; None if hyperparameters name columns of roles that it does not have."""
+def _given_columns(part: Part, form: Form, settings: DataSettings) -> dict[str, list[str]] | None:
+    """Return the columns that hyperparameters name for the roles of a form; None if they name
+    columns of roles that it does not have."""
     roles = {column.setting: column.role for column in form.columns if column.setting}
     pair = roles.get(PAIRED)
     given: dict[str, list[str]] = {}
@@ -137,10 +135,21 @@ def match_form(
     for role, names in settings.columns_by_role.items():
         if role not in form.roles or (len(names) > 1 and not form[role].is_repeated):
             return None
-        given[role] = names
+        given[role] = [*names]
     is_half = roles.get("text_column") in given and pair is not None and pair not in given
     if is_half and (form.is_pair or "text_pair" in form.roles):
         return None  # one text was named, not two
+    return given
+
+
+def match_form(
+    part: Part, form: Form, settings: DataSettings, is_detection: bool
+) -> ColumnMatch | None:
+    """Return the columns that can have each role of a form: those that hyperparameters name, or
+    those with known names; None if hyperparameters name columns of roles that it does not have."""
+    given = _given_columns(part, form, settings)
+    if given is None:
+        return None
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
     free = [field for field in part.table.schema if field.name not in taken]
@@ -221,7 +230,7 @@ def _likelier(
 
 
 def is_label(name: str) -> bool:
-    """Return whether a column is called label, and no other target may be meant."""
+    """Return whether a column is called label."""
     return normalize_name(name) in ("label", "labels")
 
 

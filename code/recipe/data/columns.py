@@ -58,6 +58,7 @@ from recipe.spec import (
 from recipe.task_table import names_target
 
 _CLASSES = column_words.LABELS | column_words.OTHER_LABELS
+"""Last words of names of classes, which are left out if another column is called label."""
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 TURNS = (
     'If each row is a turn, write each conversation as a row: {"messages": [{"role": "user", '

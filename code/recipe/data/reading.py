@@ -243,8 +243,9 @@ _ANSWER, _ANSWERS = "answer", {"accept", "reject", "ignore"}
 
 
 def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
-    """Return the rows of an export of Prodigy that annotators accepted, without the columns of its
-    interface; any other part as it is, and one of which hyperparameters name the answers.
+    """Return the rows of an export of Prodigy that annotators accepted, without the columns that
+    only its interface needs. Other parts are returned unchanged, as are exports whose column
+    `answer` a hyperparameter names.
 
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.

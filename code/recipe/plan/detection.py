@@ -18,6 +18,7 @@ from recipe.data.columns import ColumnSelection
 from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader
 from recipe.data.layout import channels as layout
+from recipe.data.layout import shards
 from recipe.data.proposing import proposals
 from recipe.data.reading import keep_accepted
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
@@ -88,7 +89,25 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    part = keep_accepted(part, hyperparameters, [])
+    return _choose(keep_accepted(part, hyperparameters, []), possible, hyperparameters, model,
+                   is_known=bool(configuration.get("architectures")))  # fmt: skip
+
+
+def _choose(
+    part: Part,
+    possible: Sequence[str],
+    hyperparameters: Hyperparameters,
+    model: Model,
+    is_known: bool,
+) -> tuple[str, str]:
+    """Return the task that the columns of a file decide, and the reason.
+
+    Args:
+        is_known: Whether the base model names its classes.
+
+    Raises:
+        HyperparameterError: None or several are possible.
+    """
     selections: dict[str, ColumnSelection] = {}
     errors: dict[str, ColumnsError] = {}
     for task in possible:
@@ -99,7 +118,6 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         except ColumnsError as error:
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
-    is_known = bool(configuration.get("architectures"))
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
     read = {name for task in chosen for name in selections[task].names}
     others = [
@@ -191,7 +209,7 @@ def _works(part: Part, task: str, settings: DataSettings) -> bool:
     if rows > _TRIED:
         part = part.select(np.linspace(0, rows - 1, _TRIED).astype(int))
     given = dataclasses.replace(settings, task=task)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shards.alone():
         path = Path(folder) / "train.parquet"
         path.write_bytes(b"PAR1")
         formats.keep(dataclasses.replace(part, path=path), given.names_in_header)

@@ -14,6 +14,8 @@ import pytest
 from recipe import task_table
 from recipe.arguments import parse
 from recipe.data import reading
+from recipe.data.annotations import questions
+from recipe.data.layout import shards
 from recipe.errors import RecipeError
 from recipe.plan import detection
 from tests.support.shape_lines import CONFIGURATIONS, proposed_lines
@@ -262,3 +264,36 @@ def test_names_of_files_and_their_first_lines(
         return
     with pytest.raises(RecipeError, match=expected[2:]):
         outcome(tmp_path, "encoder", given, monkeypatch)
+
+
+def test_lines_are_tried_by_one_host_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    """A host that refuses its shard must not wait for those that do not."""
+
+    def gather(value: object) -> list[object]:
+        raise AssertionError("exchanged between hosts")
+
+    monkeypatch.setattr(shards, "gather_objects", gather)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    configured = {"train": {"S3DistributionType": "ShardedByS3Key"}}
+    monkeypatch.setenv("SM_INPUT_DATA_CONFIG", json.dumps(configured))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGURATIONS["masked"]))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.csv").write_text(table("title:title, review:text, stars:stars"))
+    parsed = parse(["--model_id", str(tmp_path), "--eval_strategy", "no"])
+    with pytest.raises(RecipeError, match="text_column=title,review"):
+        detection.find(parsed, {"train": tmp_path / "data"})
+
+
+def test_answers_without_one_place_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"who sat {n}?", "context": context, "answer": "Ada"}
+        for n, context in enumerate(["Ada sat", "so Ada sat", "Ada saw Ada"] * 4)
+    ]
+    (tmp_path / "data.json").write_text(json.dumps(rows))
+    parsed = parse(["--model_id", "x", "--task", "question-answering", "--eval_strategy", "no"])
+    made = questions.load({"train": tmp_path}, parsed)
+    assert made.train["starts"][:] == [[0], [3]] * 4
+    assert any("4 questions of" in note for note in made.notes)
+    (tmp_path / "data.json").write_text(json.dumps(rows[2::3]))
+    with pytest.raises(RecipeError, match=r"4 questions of .* at which each answer begins"):
+        questions.load({"train": tmp_path}, parsed)

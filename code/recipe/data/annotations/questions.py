@@ -103,8 +103,8 @@ def _questions(file: ReadFile, notes: list[str]) -> pa.Table:
     problems.check()
     if unplaced:
         what = (
-            f"{unplaced} questions of {part.path} have no answer_start, and an answer that occurs "
-            "not once in its context"
+            f"{unplaced} questions of {part.path} have no answer_start, and an answer that does "
+            "not occur exactly once in its context"
         )
         if unplaced >= table.num_rows:
             raise DataError(f"{what}.", "Give the character from 0 at which each answer begins.")

@@ -241,7 +241,7 @@ def _sentences(file: ReadFile, class_names: str | None, notes: list[str]) -> _Se
 
 
 def _are_spaced(cell: object) -> bool:
-    """Return whether a cell has tags between spaces or commas: `O O B-PER`."""
+    """Return whether a cell holds tags between spaces or commas: `O O B-PER`."""
     return isinstance(cell, str) and cell.strip()[:1] not in ("", *"[{(<")
 
 
@@ -251,7 +251,7 @@ def _tags(
     """Return the words of a row and their tags, None for a word without a tag (-100); None for the
     words of a text with spans."""
     words, tags = (values.container(v) if isinstance(v, str) else v for v in (text, cell))
-    if words is None and tags is None and _are_spaced(cell):
+    if words is None and tags is None and isinstance(text, str) and _are_spaced(cell):
         words, tags = text.split(), cell.replace(",", " ").split()
     if not isinstance(words, list):
         return None, []

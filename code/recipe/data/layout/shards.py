@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -87,6 +88,19 @@ ONE = Hosts()
 """For jobs with one host, or whose hosts all have the same data."""
 
 
+_ALONE = ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let this process read rows in a block without the other hosts, which may not do so."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
 def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:
     """Return the hosts of this process's job; if there are several, all processes call it together.
 
@@ -100,7 +114,7 @@ def job_hosts(environ: Mapping[str, str] = os.environ) -> Hosts:
         if isinstance(channel, dict)
         and any(str(channel.get(key, "")).lower() == _SHARDED for key in _DISTRIBUTION)
     )
-    if not sharded or int(environ.get("WORLD_SIZE", "1")) == 1:
+    if not sharded or int(environ.get("WORLD_SIZE", "1")) == 1 or _ALONE.get():
         return ONE
     names = gather_objects(environ.get("SM_CURRENT_HOST"))
     if len(names) == 1:  # before the processes know each other
