@@ -153,6 +153,13 @@ COPIES = _ROLES["copy"]
 """Words of names of columns that repeat others in another form."""
 AGGREGATES = _ROLES["computed"] | _words("average avg confidence mean median std")
 """Words in names of numbers that were computed of others."""
+CONTEXTS = _ROLES["context"]
+"""Names of what stands beside an instruction: its input."""
+URGENCY, ROUTING, SATISFACTION, REVIEWS = (
+    frozenset(_ROLES[role]) for role in ("urgency", "routing", "satisfaction", "review")
+)
+"""Words of labels that say how urgent something is, who deals with it, and what a customer thinks
+of it; and words of texts that say the last, too."""
 SUMMARIES, TRANSLATIONS, LANGUAGES = (
     _ROLES["summary"],
     _ROLES["translation"],
@@ -213,10 +220,10 @@ PARTS = _words("extracted highlighted matched quoted selected")
 """First words of names of parts of a text."""
 DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
 """First words of names of dates: `date_avis`."""
-_POSITIONS = ("first", "head", "qualifier")
-"""Roles of words by which a noun is found, and which say nothing about it."""
+_APART = ("first", "head", "qualifier", "urgency", "routing", "satisfaction", "review")
+"""Roles of words by which a noun is found, and of those that only order what is proposed."""
 KNOWN = frozenset().union(
-    *(words for role, words in _ROLES.items() if role not in _POSITIONS),
+    *(words for role, words in _ROLES.items() if role not in _APART),
     *(ASKING, ANSWERING, OTHER_TEXTS, OTHER_LABELS),
 )
 """All nouns of names."""

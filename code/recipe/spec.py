@@ -222,7 +222,7 @@ TEXT_NAMES = (
 )
 TEXT = Column(
     role="text",
-    names=TEXT_NAMES,
+    names=(*TEXT_NAMES, "text_a"),
     kind=CellKind.TEXT,
     setting="text_column",
     weak_names=("title", "headline", "description", "email"),  # `email` may be an address

@@ -112,6 +112,7 @@ def _is_aside(part: Part, name: str, of_corpus: bool) -> bool:
     ):
         return False
     is_learned = is_flag(part, name) or is_category(part, name)
+    is_learned = is_learned and len(part.distinct(name, 1) or "ab") > 1
     return not (is_learned and not of_corpus) and not holds_long_texts(part, name)
 
 

@@ -33,6 +33,7 @@ _SHOWN_COLUMNS, _SHOWN_CHARS = 12, 40
 _SAMPLE_ROWS = 1_000
 _FEWEST_ROWS, _MOST_CLASSES = 12, 50
 _WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
+_LONG_WORD = 15
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
@@ -111,6 +112,12 @@ def holds_texts(part: Part, name: str) -> bool:
     # Other scripts have no spaces.
     words = sum(len(cell.split()) + len(cell) // 8 * (not cell.isascii()) for cell in cells)
     return words > len(cells) * _WORDS_OF_TEXTS
+
+
+def holds_codes(part: Part, name: str) -> bool:
+    """Return whether a column holds few values of a word, which are no texts."""
+    cells = sample_cells(part, name) if is_category(part, name) else ["a text"]
+    return not any(" " in cell for cell in cells) and sum(map(len, cells)) < len(cells) * _LONG_WORD
 
 
 def holds_long_texts(part: Part, name: str) -> bool:

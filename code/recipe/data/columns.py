@@ -27,6 +27,7 @@ from recipe.data.column_matching import (
 from recipe.data.column_settings import (
     ColumnsError,
     check_named,
+    holds_codes,
     holds_long_texts,
     holds_texts,
     is_category,
@@ -366,11 +367,19 @@ def _check_weak_names(
         if column.role in match.given or not name:
             continue
         others: list[str] = []
+        is_input = column.kind is CellKind.TEXT and not column.is_target
+        if is_similar and is_input and holds_codes(part, name):
+            raise _several(part, {column.role: [name]})
         if is_similar or is_weak:
             # Other classes may be meant, unless this one says what a text says.
             is_class = not column_words.ends_in(name, column_words.OPINIONS)
             is_like = is_similar if column.kind is CellKind.TEXT else is_class
-            others += [other for other in free if _looks_alike(part, column, other, is_like)]
+            others += [
+                other
+                for other in free
+                if _looks_alike(part, column, other, is_like)
+                or (column.role == "label" and _is_of_same(part, name, other))
+            ]
         if is_one_of_several:
             rare = column_words.OTHER_LABELS if column.marks else frozenset()
             others += [
@@ -415,6 +424,14 @@ def _says_another(name: str, other: str) -> bool:
     opinions = column_words.OPINIONS
     is_detail = column_words.ends_in(name, opinions) and {*words_of(name)} <= {*words_of(other)}
     return column_words.ends_in(other, opinions) and not is_detail
+
+
+def _is_of_same(part: Part, name: str, other: str) -> bool:
+    """Return whether two columns are classes of the same by their names: `hate_or_not` beside
+    `hate_rating`."""
+    first = words_of(name)[0]
+    is_same = first == words_of(other)[0] and first in column_words.OPINIONS
+    return is_same and is_category(part, other)
 
 
 def _looks_alike(part: Part, column: Column, other: str, is_similar: bool) -> bool:

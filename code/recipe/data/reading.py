@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,6 +241,8 @@ def _read_parts(
 
 
 _ANSWER, _ANSWERS = "answer", {"accept", "reject", "ignore"}
+_WORK = (("Input.", "Answer."), ("INPUT:", "OUTPUT:"))
+"""How the columns of Mechanical Turk and Toloka begin that are no description of the work."""
 
 
 def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
@@ -250,6 +253,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
+    part = _without_work(part, settings)
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part
@@ -267,6 +271,19 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
                      "were not accepted by annotators (Prodigy's answer)", notes)  # fmt: skip
     interface = {_ANSWER, "tokens"} if "spans" in names else {_ANSWER, "options"}
     return dataclasses.replace(kept, table=kept.table.drop_columns(sorted(interface & names)))
+
+
+def _without_work(part: Part, settings: DataSettings) -> Part:
+    """Return the inputs and answers of an export of Mechanical Turk or Toloka, without the columns
+    that describe the work, unless hyperparameters name these."""
+    named = {*settings.named_columns, *settings.ignored_columns}
+    for prefixes in _WORK:
+        kept = {p: [n for n in part.table.column_names if n.startswith(p)] for p in prefixes}
+        if all(kept.values()):
+            names = {*itertools.chain(*kept.values()), *named}
+            left = [name for name in part.table.column_names if name in names]
+            return dataclasses.replace(part, table=part.table.select(left))
+    return part
 
 
 def keep_rows(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:

@@ -118,6 +118,9 @@ def _choose(
         except ColumnsError as error:
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
+    if model is Model.DECODER and not any(_has_plain_label(selections[task]) for task in fitting):
+        # language_score is no label of a corpus.
+        fitting = [task for task in fitting if _prefers(model, task)] or fitting
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
     read = {name for task in chosen for name in selections[task].names}
     others = [
@@ -129,10 +132,7 @@ def _choose(
         and not (model in _ENCODERS and error.unread and read.issuperset(error.unread))
     ]
     general = len(chosen) == 1 and not _prefers(model, chosen[0])
-    label = selections[chosen[0]].get("label") if general else None
-    is_plain = normalize_name(label or "") in {*map(normalize_name, LABEL.names)} - {
-        *LABEL.weak_names
-    }
+    is_plain = general and _has_plain_label(selections[chosen[0]])
     if general and (model is Model.SEQ2SEQ or (model is Model.DECODER and not is_plain)):
         likely = {task: 0.0 for task in possible if _prefers(model, task)}
         if proposals.find(part, likely, hyperparameters, _works):
@@ -163,6 +163,12 @@ def _read(path: Path, hyperparameters: Hyperparameters) -> Part | None:
         return None  # reading it as the task's data reports the error
     formats.keep(part, hyperparameters.names_in_header)
     return part if part.table.num_rows else None
+
+
+def _has_plain_label(selection: ColumnSelection) -> bool:
+    """Return whether a column is called label, or has another name that means nothing else."""
+    names = {*map(normalize_name, LABEL.names)} - {*LABEL.weak_names}
+    return normalize_name(selection.get("label") or "") in names
 
 
 def _prefers(model: Model, task: str) -> bool:

@@ -180,7 +180,7 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     ("encoder", "doc:text, code:text, label:flag", "? text-classification text=doc text_pair=code label=label"),
     # Two opinions.
     ("masked", "review_text:text, rating:stars, polarity:flag", "? text-classification text=review_text label=rating"),
-    ("masked", "Message:text, Topic:class, CSAT rating:stars", "? text-classification text=Message label=CSAT rating"),
+    ("masked", "Message:text, Topic:class, CSAT rating:stars", "? text-classification text=Message label=Topic"),
     # What must change.
     ("encoder", "user_id:id, product_id:id, rating:stars", "! join the texts of queries and documents by them"),
     ("encoder", "age:stars, income:id, churn:flag", "! It has no column of texts"),

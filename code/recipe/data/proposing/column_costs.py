@@ -78,6 +78,7 @@ _SECOND, _STATE, _DESCRIBED, _CLASS_AS_SCORE = 15, 2, 3, 3
 on a sample is or that it is computed, or who or where it is from; that a class is a score."""
 _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
+_NEXT, _JUDGED, _ROUTED, _ANSWER, _URGENT = -2, -4, -4, 3, 2
 _STATES = {"status", "state", "department"}
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
 _KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 6, 10, 4, 12
@@ -96,9 +97,6 @@ _SCALE = re.compile(
     r"\d\s*(?:-|~|/|to|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
 )
 _QUERIES = {"query", "question", "search"}
-_CONTEXTS = column_words.plain_word(
-    "context kontext contexto contexte input eingabe entrada"
-).split()
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
 _COPIED = (
@@ -106,6 +104,7 @@ _COPIED = (
     | column_words.LANGUAGES
     | {
         *("clean", "original", "processed", "translation", "translated", "correct", "raw", "norm"),
+        *("orig", "annot", "annotated", "templ", "template"),
         *("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ko", "ar", "hi", "pl", "tr"),
     }
 )
@@ -282,6 +281,22 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     return cost
 
 
+def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> float:
+    """Return what a label costs more than another one of the same texts: what was written for a
+    text stands next to it; of requests it is who deals with them, and not how urgent they are or
+    what the customer thinks."""
+    order, cost = list(looks), 0.0
+    if looks[label] in ("flag", "category", "grade"):
+        cost += _NEXT * (bool(texts) and order.index(label) == order.index(texts[-1]) + 1)
+        cost += _NEXT * (label == order[-1])
+    is_answer = column_words.ends_in(label, column_words.SATISFACTION)
+    is_class = looks[label] == "category" and not is_answer
+    cost += _JUDGED * (is_class and column_words.ends_in(label, _OPINIONS))
+    if not any(column_words.ends_in(text, column_words.REVIEWS) for text in texts):
+        cost += _ROUTED * column_words.ends_in(label, column_words.ROUTING) + _ANSWER * is_answer
+    return cost + _URGENT * column_words.ends_in(label, column_words.URGENCY)
+
+
 def _cost_of_texts(
     texts: Sequence[str], others: Sequence[str], asking: set[str], looks: Mapping[str, str]
 ) -> float:
@@ -325,11 +340,9 @@ def _cost_of_pair(
         or (is_headed and "text_pair" in roles and not is_asked)
     )
     cost = (-_UNPAIRED if is_pair else _UNPAIRED) + _HALF * (asking != set() and not is_asked)
-    is_classified = not is_asked and any(
-        form[role].is_target and form[role].kind is not CellKind.TEXT for role in roles
-    )
+    is_generated = any(form[role].is_target and form[role].kind is CellKind.TEXT for role in roles)
     pairs = itertools.permutations(texts, 2)
-    if is_classified and any(_are_unrelated(*pair, looks) for pair in pairs):
+    if not is_asked and not is_generated and any(_are_unrelated(*pair, looks) for pair in pairs):
         cost += _UNRELATED
     return cost
 
@@ -437,6 +450,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             return by_name if look != "nothing" else None
         may_be_label = is_label and look == "category" and not is_split and not is_identifier(name)
         return by_name + _DESCRIBED if may_be_label else None
+    if column.role == "answers" and look == "records" and by_name > RELATED:
+        return None
     if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
         return by_name if by_name <= RELATED and look != "text" else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
@@ -487,7 +502,9 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
     is_target = by_name > RELATED and (
         names_target(name) or (look != "text" and column_words.ends_in(name, column_words.LABELS))
     )
-    if is_target or (column.role == "input" and not {*_CONTEXTS} & {*words_of(name)}):
+    if is_target or (
+        column.role == "input" and not column_words.ends_in(name, column_words.CONTEXTS)
+    ):
         return None
     fit += NAMED * (not words.isdisjoint(column_words.COPIES))
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)

@@ -27,7 +27,14 @@ from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.layout.row_splits import SplitColumnError, split_column
-from recipe.data.proposing.column_costs import Roles, are_numbers, find_listed, look_of, rank_roles
+from recipe.data.proposing.column_costs import (
+    Roles,
+    are_numbers,
+    find_listed,
+    label_cost,
+    look_of,
+    rank_roles,
+)
 from recipe.errors import DataError
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
@@ -51,7 +58,7 @@ _FEW = 10
 _TEXTS = {"text", "words", "list", "records"}
 _MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
-_NEAR = 6
+_NEAR = 10
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
 """Returns whether the rows of a file make samples of a task, with the columns that are named."""
@@ -91,9 +98,6 @@ def find(
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
     names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
-    tasked = [name for name in names if name.startswith(("Input.", "Answer."))]
-    if len({name.partition(".")[0] for name in tasked}) == len(("Input", "Answer")):
-        names = tasked  # Mechanical Turk's: the others describe the work
     looks = {name: look_of(part, name) for name in names}
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
@@ -109,6 +113,7 @@ def find(
                 key = task, *sorted((role, *names) for role, names in roles.items())
                 if key not in ranked or ranked[key][0] > cost + task_cost:
                     ranked[key] = cost + task_cost, spec, form, roles
+    _rank_labels(ranked, looks)
     proposed: dict[object, Proposal] = {
         proposal.line(True): proposal
         for task in tasks
@@ -133,6 +138,27 @@ def find(
         if len(proposed) >= MOST:
             break
     return list(proposed.values())[:MOST]
+
+
+def _rank_labels(
+    ranked: dict[object, tuple[float, TaskSpec, Form, Roles]], looks: Mapping[str, str]
+) -> None:
+    """Order the ways to read the same texts by their labels, at the costs that they have."""
+    by_texts: dict[object, list[object]] = {}
+    for key, (_, spec, form, roles) in ranked.items():
+        if "label" in roles and form["label"].is_target and spec.owns_settings:
+            texts = tuple(names for role, names in roles.items() if role != "label")
+            by_texts.setdefault((spec.name, *map(tuple, texts)), []).append(key)
+    for keys in by_texts.values():
+        costs = sorted(ranked[key][0] for key in keys)
+
+        def total(key: object) -> float:
+            cost, _, _, roles = ranked[key]
+            texts = [name for role, names in roles.items() if role != "label" for name in names]
+            return cost + label_cost(roles["label"][0], texts, looks)
+
+        for cost, key in zip(costs, sorted(keys, key=total), strict=True):
+            ranked[key] = (cost, *ranked[key][1:])
 
 
 def _judged(part: Part, proposal: Proposal, settings: DataSettings) -> Proposal | None:
