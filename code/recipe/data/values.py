@@ -1,11 +1,12 @@
-"""Check and convert the values of columns: texts, labels, lists written as strings, indicators."""
+"""Check and convert the values of columns: texts, labels, lists, indicators."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import datasets
@@ -15,7 +16,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
-from recipe.data.column_names import TOKEN_IDS
+from recipe.column_words import ANSWERS, words_of
+from recipe.data.column_names import (
+    COMPLETION,
+    MESSAGES,
+    PAIR,
+    PROMPT,
+    SOURCE,
+    TARGET,
+    TEXT,
+    TOKEN_IDS,
+)
 from recipe.data.column_settings import is_flag, quote_value
 from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
@@ -32,7 +43,9 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.spec import CellKind
+from recipe.settings import DataSettings
+from recipe.spec import CellKind, Column
+from recipe.task_table import names_target
 
 Hashes = npt.NDArray[np.uint64]
 TRUE = {"true", "1", "1.0", "yes"}
@@ -45,6 +58,12 @@ _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
 )
+_LISTED = {TEXT, PAIR, SOURCE, TARGET, PROMPT, COMPLETION, MESSAGES}
+_TURNS = "the texts of each list are turns, the user's first"
+_FIRST = "the first text of each list is learned"
+_JOINED = "the texts of each list are joined by spaces"
+"""What lists of texts become, if the user names their column: they may be the words of a text, its
+sentences, or several right answers."""
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
@@ -344,3 +363,104 @@ def chain_hashes(column: pa.Array, seeds: Hashes) -> Hashes:
         cells = (repr(cell).encode() for cell in column.to_pylist())
     hashes = map(xxhash.xxh3_64_intdigest, cells, seeds.tolist())
     return np.fromiter(hashes, np.uint64, len(seeds))
+
+
+def holds_lists(part: Part, name: str) -> bool:
+    """Return whether the values of a column are lists of strings."""
+    kind = part.table.schema.field(name).type
+    return is_list(kind) and is_string(kind.value_type)
+
+
+def may_be_listed(column: Column) -> bool:
+    """Return whether a column may hold lists of texts that are read as one, if it is named."""
+    is_text = column.kind is CellKind.TEXT and not column.is_repeated
+    return column.role in _LISTED and (is_text or column.role == MESSAGES)
+
+
+def unlisted(
+    part: Part, columns: ColumnSelection, settings: DataSettings, notes: list[str]
+) -> Part:
+    """Return a part whose lists of texts are texts, or conversations; a note says how.
+
+    Raises:
+        DataError: The user does not name such a column; the remedy does.
+    """
+    for column in columns.form.columns:
+        name = columns.get(column.role)
+        if name is None or not may_be_listed(column) or not holds_lists(part, name):
+            continue
+        how = _TURNS if column.role == MESSAGES else _FIRST if column.is_target else _JOINED
+        if name not in settings.named_columns:
+            shown = next((texts for _, texts in _lists(part, name) if texts), [])
+            setting = f"{column.setting}={quote_value(name)}"
+            if not column.setting:
+                setting = f"columns={quote_value(f'{column.role}:{name}')}"
+            raise DataError(
+                f"Column {name!r} of {part.path} holds lists of texts, such as "
+                f"{json.dumps(shown)[:60]}.",
+                f"Give {setting} if {how}, or write texts.",
+            )
+        if how != _TURNS:
+            _check_values(part, name, {*columns.names, *settings.ignored_columns})
+        note = f"{part.path}: {how}, in column {name!r}"
+        if how == _FIRST:
+            several = sum(len(texts) > 1 for _, texts in _lists(part, name))
+            note += f"; {several} rows have others, too"
+        notes.append(note)
+        part = part.with_column(name, spooled_column(pa.large_string(), _made(part, name, how)))
+    return part
+
+
+def _check_values(part: Part, name: str, known: Collection[str]) -> None:
+    """Raise DataError if another column has a target for each text, such as a tag of each word.
+
+    Args:
+        known: Columns that are read, or not to be read.
+    """
+    for field in part.table.schema:
+        is_value = names_target(field.name) and ANSWERS.isdisjoint(words_of(field.name))
+        if field.name in known or not is_list(field.type) or not is_value:
+            continue
+        lengths = (
+            pc.list_value_length(part.table[column].slice(0, CHUNK_ROWS))
+            for column in (name, field.name)
+        )
+        if pc.all(pc.equal(*lengths)).as_py():
+            raise DataError(
+                f"Column {field.name!r} of {part.path} has a value for each text in the lists of "
+                f"{name!r}.",
+                f"Give ignore_columns={quote_value(field.name)} if it is not learned, or, if these "
+                "are tags of words, task=token-classification.",
+            )
+
+
+def _lists(part: Part, name: str, with_blanks: bool = False) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the number and the texts of each row."""
+    for first, batch in part.batches([name]):
+        for row, cell in enumerate(batch[name].to_pylist(), first):
+            yield row, [text for text in cell or () if with_blanks or (text and text.strip())]
+
+
+def _made(part: Part, name: str, how: str) -> Iterator[list[str | None]]:
+    """Yield what is read of some lists at a time; None for one without texts."""
+    lists = _lists(part, name, with_blanks=how == _TURNS)
+    while some := list(itertools.islice(lists, CHUNK_ROWS)):
+        if how == _TURNS:
+            yield [_talk(part, row, name, turns) for row, turns in some]
+        elif how == _FIRST:
+            yield [texts[0] if texts else None for _, texts in some]
+        else:
+            yield [" ".join(texts) or None for _, texts in some]
+
+
+def _talk(part: Part, row: int, name: str, turns: list[Any]) -> str:
+    """Return turns as messages. Raises DataError if one is blank: it may be anyone's."""
+    if not all(turn and turn.strip() for turn in turns):
+        raise DataError(
+            f"{part.where(row)} has a turn without text in column {name!r}.",
+            "Write the text, or remove the row.",
+        )
+    roles = itertools.cycle(("user", "assistant"))
+    return json.dumps([
+        {"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)
+    ])  # fmt: skip

@@ -204,7 +204,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("race", "masked", lambda n:{"example_id":f"r{n}","article":s(60),"answer":"ABCD"[n%4],"question":s(),"options":[s(3)]*4},
           "multiple-choice query=article texts=[\"sat with house film mat rome with number with in rome the the house light\", \"sat with house film mat rome with number with"),
     shape("capybara", "decoder", lambda n:{"source":"x","conversation":[{"input":s(),"output":s()}]},
-          "! has no 'role'"),
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"sat river number a rome rome film number cat the river in\"}, {\"role\": \"assistant\", \"content\": \"number"),
     shape("oasst tree", "decoder", lambda n:{"message_id":f"m{n}","parent_id":None,"text":s(),"role":o("prompter","assistant"),"lang":o("en","es"),"review_count":3,"rank":n%3},
           "? task=causal-lm text_column=text > causal-lm text=text"),
     shape("openr1", "decoder", lambda n:{"problem":s(),"solution":s(),"answer":str(n),"problem_type":o("Algebra","NT"),"question_type":"mcq","source":"x","generations":[s()]},
@@ -551,6 +551,33 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! {file_name: (.[\"source-ref\"] | split(\"/\") | last), label: "),
     files("a plain text for a decoder", "decoder", lambda: {'input.txt': 'All:\nSpeak, speak.\n' * 9},
           "? task=causal-lm > causal-lm text=All:"),
+    shape("hatexplain", "masked", lambda n: {'id': str(n), 'post_tokens': s(6).split(), 'label': n % 3},
+          "? task=text-classification text_column=post_tokens > text-classification text=sat river number a rome rome label=label"),
+    shape("words with a label", "masked", lambda n: {'tokens': s(6).split(), 'label': n % 3},
+          "? text_column=tokens > text-classification text=sat river number a rome rome label=label", argv="task=text-classification"),
+    shape("texts that are lists", "masked", lambda n: {'text': s(6).split(), 'label': n % 3},
+          "! Give text_column=text if the texts of each list are joined by spaces", argv="task=text-classification"),
+    shape("words with tags and a label", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['B-PER', 'O'], 'label': n % 3},
+          "! Give ignore_columns=ner_tags if it is not learned", argv="text_column=tokens"),
+    shape("common_gen", "t5", lambda n: {'concept_set_idx': n, 'concepts': ['ski', 'hill'], 'target': s()},
+          "? task=text2text-generation text_column=concepts > text2text-generation source=ski hill target=target"),
+    shape("jfleg", "t5", lambda n: {'sentence': s(), 'corrections': ['', s(3), s()]},
+          "? text_column=sentence label_column=corrections > text2text-generation source=sentence target=number the rome", argv="task=text2text-generation"),
+    shape("answers of ms marco", "decoder", lambda n: {'query': s(5), 'query_id': n, 'answers': [s(3)] if n % 5 else []},
+          "? task=causal-lm completion_column=answers > causal-lm prompt=rome film number cat the completion=river in number"),
+    shape("lists of completions", "decoder", lambda n: {'prompt': s(), 'completion': [s(), s()]},
+          "! Give completion_column=completion if the first text of each list is learned", argv="task=causal-lm"),
+    shape("daily_dialog", "decoder", lambda n: {'dialog': ['hi', 'yes', 'so'], 'act': [1, 2, 1], 'emotion': [0, 0, 1]},
+          "? task=causal-lm messages_column=dialog > causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}, {\"role\": \"user\", \"content\": \"so\"}]"),
+    *(
+        shape(f"turns called {name}", "decoder", lambda n, name=name: {name: ['hi', 'yes']},
+              "? messages_column=" + name + " > causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]", argv="task=causal-lm")
+        for name in ("dialogue", "conversation", "utterances")
+    ),
+    shape("turns of which one is blank", "decoder", lambda n: {'dialog': ['hi', ' ', 'so']},
+          "! has a turn without text", argv="messages_column=dialog"),
+    shape("an exchange without an answer", "decoder", lambda n: {'conversation': [{'input': s(), 'output': None}]},
+          "! has no 'role'"),
     files("a header, though header=false", "masked", lambda: {'a.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
           "! names columns, and header=false is given", argv="header=false"),
 ])  # fmt: skip
@@ -580,3 +607,13 @@ def test_a_table_is_read_or_refused_with_a_line_that_works(shape: Shape, tmp_pat
             except RecipeError as other:
                 assert str(other) != str(refusal.value)
         given |= chosen
+
+
+def test_the_log_says_how_lists_are_read(tmp_path: Path) -> None:
+    made = Shape("t5", lambda n: {"source": ["ski", "hill"], "target": [s()] * (1 + n % 3)},
+                 "", "", None, "train.jsonl")  # fmt: skip
+    given = {"task": "text2text-generation", "text_column": "source", "label_column": "target"}
+    _, read = made.read(tmp_path, given)
+    log = "\n".join(read.data.notes)
+    assert "the texts of each list are joined by spaces, in column 'source'" in log
+    assert "the first text of each list is learned, in column 'target'; 16 rows have others" in log
