@@ -160,6 +160,20 @@ def tagged(**more: Any) -> Callable[[int], Any]:
     return lambda n: {"tokens": ["Ada", "sat"], "ner_tags": [1, 0], **more}
 
 
+def studio(number: int, *annotations: Sequence[Any]) -> dict[str, Any]:
+    """Return a task of Label Studio with the results of each annotation."""
+    given = [{"id": number, "result": results, "was_cancelled": False} for results in annotations]
+    return {"id": number, "data": {"text": "Ada sat"}, "annotations": given, "predictions": []}
+
+
+def choices(*names: str) -> dict[str, Any]:
+    """Return a result of Label Studio's choices."""
+    value = {"choices": [*names]}
+    return {"from_name": "mood", "to_name": "text", "type": "choices", "value": value}
+
+
+LABELS = {"from_name": "ner", "to_name": "text", "type": "labels",
+          "value": {"start": 0, "end": 3, "text": "Ada", "labels": ["PER"]}}  # fmt: skip
 ADA = "number 7 Ada sat in Rome"
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 STRINGS = List(Value("string"))
@@ -513,8 +527,28 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "text-classification text=sat river number a rome rome film number cat the river in\nin Rome, "),
     files("Ground Truth's spans", "masked", lambda: {'output.manifest': ''.join(json.dumps({'source': 'Ada sat', 'ner': {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}]}}, 'ner-metadata': {'type': 'groundtruth/text-span'}}) + '\n' for n in range(24))},
           "! jq -c 'select(.[\"ner-metadata\"]"),
-    files("Label Studio's tasks", "masked", lambda: {'project.json': json.dumps([{'id': n, 'data': {'text': 'Ada sat'}, 'annotations': [{'result': [{'value': {'start': 0, 'end': 3, 'labels': ['PER']}}]}]} for n in range(24)])},
-          "! from Label Studio, export JSON-MIN"),
+    *(
+        files(f"Label Studio's tasks with {name}", "masked", lambda results=results: {'project.json': json.dumps([studio(n, *results(n)) for n in range(24)])}, outcome, argv=argv)
+        for name, results, outcome, argv in [
+            ("labels", lambda n: [[LABELS]], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"B-PER\", \"O\"]", ""),
+            ("labels in some", lambda n: [[LABELS] * (n > 0)], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]", ""),
+            ("choices", lambda n: [[choices("ab"[n % 2])]], "text-classification text=Ada sat label=a", ""),
+            ("several choices", lambda n: [[choices(*"abc"[n % 2:])]], "text-classification text=Ada sat label=a, b, c", ""),
+            ("choices in some", lambda n: [[choices("ab"[n % 2])]] * (n > 0), "? missing_labels=empty > text-classification text=Ada sat label=b", ""),
+            ("choices and labels", lambda n: [[LABELS, choices("ab"[n % 2])]], "? ignore_columns=label > token-classification", "task=token-classification"),
+            ("no annotation of some", lambda n: [[LABELS]] * (n > 0), "! row 0 has no annotation", ""),
+            ("two annotators", lambda n: [[LABELS], [LABELS]], "! has 2 annotations, in an export of Label Studio", ""),
+            ("two controls", lambda n: [[LABELS, {**LABELS, 'from_name': 'b'}]], "! Export JSON-MIN", ""),
+            ("relations", lambda n: [[LABELS, {'type': 'relation', 'from_id': 'a'}]], "! has a result of type 'relation'", ""),
+            ("choices of spans", lambda n: [[{**LABELS, 'type': 'choices', 'value': {'start': 0, 'end': 3, 'choices': ['a']}}]], "! Export JSON-MIN", ""),
+        ]
+    ),
+    shape("cluener", "masked", lambda n: {'text': 'Ada 在罗马', 'label': {'address': {'罗马': [[5, 6]]}} if n % 3 else {'name': {'Ada': [[0, 2]]}, 'address': {'罗马': [[5, 6]]}}},
+          "? task=token-classification > token-classification tokens=[\"Ada\", \"\\u5728\", \"\\u7f57\\u9a6c\"] tags=[\"B-name\", \"O\", \"B-address\"]"),
+    shape("cluener, some without entities", "masked", lambda n: {'text': '罗马在', 'label': {'address': {'罗马': [[0, 1]]}} if n else {}},
+          "token-classification tokens=[\"\\u7f57\\u9a6c\\u5728\"] tags=[\"O\"]", argv="task=token-classification"),
+    shape("cluener, the ends excluded", "masked", lambda n: {'text': '罗马在', 'label': {'address': {'罗马': [[0, 2]]}}},
+          "! which holds '罗马在' and not '罗马'", argv="task=token-classification"),
     files("a table made of SQuAD", "masked", lambda: {'train.csv': 'question,context,answer_start,text\n' + 'who?,Ada sat,0,Ada\n' * 24},
           "question-answering id=0 question=who? context=Ada sat answers=[\"Ada\"] starts=[0]"),
     shape("a category beside a flag", "masked", lambda n: {'text': s(), 'category': o('a', 'b'), 'is_spam': str(n % 2 == 0)},
