@@ -612,6 +612,19 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! has a turn without text", argv="messages_column=dialog"),
     shape("an exchange without an answer", "decoder", lambda n: {'conversation': [{'input': s(), 'output': None}]},
           "! has no 'role'"),
+    *(
+        files(f"CoNLL in {name} that begins with {word}", "masked", lambda name=name, word=word: {name: f'{word} O\nAda B-PER\n\nBo B-PER\nsat O\n\n' * 24},
+              f"token-classification tokens={json.dumps([word, 'Ada'])} tags=[\"O\", \"B-PER\"]")
+        for name in ("a.conll", "a.iob2", "a.txt", "a") for word in ("[", "{'s", '["x"', "[]")
+    ),
+    files("CoNLL of three columns that begins with two brackets", "masked", lambda: {'a.bio': '[ [ O\nAda N B-PER\n\nBo N B-PER\nsat V O\n\n' * 24},
+          "token-classification tokens=[\"[\", \"Ada\"] tags=[\"O\", \"B-PER\"]"),
+    files("CoNLL of other tags that begins with brackets", "masked", lambda: {'a.txt': '[ [ O\nAda N person\n\nBo N person\nsat V O\n\n' * 24},
+          "token-classification tokens=[\"[\", \"Ada\"] tags=[\"O\", \"person\"]", argv="task=token-classification"),
+    files("JSON Lines called .bio", "masked", lambda: {'a.bio': '{"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", "O"]}\n{"tokens": ["a", "b"], "ner_tags": ["O", "O"]}\n\n' * 12},
+          "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"B-PER\", \"O\"]"),
+    files("a JSON document called .conll", "masked", lambda: {'a.conll': '[\n {"tokens": ["Ada"],\n "ner_tags": ["B-PER"]},\n\n {"tokens": ["a"],\n "ner_tags": ["O"]}\n]'},
+          "token-classification tokens=[\"Ada\"] tags=[\"B-PER\"]"),
     files("a header, though header=false", "masked", lambda: {'a.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
           "! names columns, and header=false is given", argv="header=false"),
 ])  # fmt: skip
