@@ -6,7 +6,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import datasets
@@ -385,6 +385,7 @@ def unlisted(
     Raises:
         DataError: The user does not name such a column; the remedy does.
     """
+    whole = part
     for column in columns.form.columns:
         name = columns.get(column.role)
         if name is None or not may_be_listed(column) or not holds_lists(part, name):
@@ -401,7 +402,7 @@ def unlisted(
                 f"Give {setting} if {how}, or write texts.",
             )
         if how != _TURNS:
-            _check_values(part, name, {*columns.names, *settings.ignored_columns})
+            _check_values(whole, name, columns, settings, how == _FIRST)
         note = f"{part.path}: {how}, in column {name!r}"
         if how == _FIRST:
             several = sum(len(texts) > 1 for _, texts in _lists(part, name))
@@ -411,27 +412,41 @@ def unlisted(
     return part
 
 
-def _check_values(part: Part, name: str, known: Collection[str]) -> None:
-    """Raise DataError if another column has a target for each text, such as a tag of each word.
+def _check_values(
+    part: Part, name: str, columns: ColumnSelection, settings: DataSettings, is_target: bool
+) -> None:
+    """Raise DataError if another column has a value for each text: a tag of each word, or the
+    question of each answer.
 
     Args:
-        known: Columns that are read, or not to be read.
+        is_target: Whether the texts are learned.
     """
     for field in part.table.schema:
-        is_value = names_target(field.name) and ANSWERS.isdisjoint(words_of(field.name))
-        if field.name in known or not is_list(field.type) or not is_value:
+        other = field.name
+        if other in (name, *settings.ignored_columns) or not is_list(field.type):
             continue
-        lengths = (
+        is_read = other in columns.names
+        if is_read:
+            may_belong = is_target or other not in settings.named_columns
+        else:
+            may_belong = names_target(other) and ANSWERS.isdisjoint(words_of(other))
+        counts, others = (
             pc.list_value_length(part.table[column].slice(0, CHUNK_ROWS))
-            for column in (name, field.name)
+            for column in (name, other)
         )
-        if pc.all(pc.equal(*lengths)).as_py():
-            raise DataError(
-                f"Column {field.name!r} of {part.path} has a value for each text in the lists of "
-                f"{name!r}.",
-                f"Give ignore_columns={quote_value(field.name)} if it is not learned, or, if these "
-                "are tags of words, task=token-classification.",
-            )
+        is_one = (pc.max(counts).as_py() or 0) < 2
+        if not may_belong or is_one or not pc.all(pc.equal(counts, others)).as_py():
+            continue
+        remedy = f"Give ignore_columns={quote_value(other)} if it is not learned, or, if these are "
+        remedy += "tags of words, task=token-classification."
+        if is_read:
+            remedy = "Write a row for each text and its value."
+            if not is_target:
+                remedy += f" If all belong to the whole, give label_column={quote_value(other)}."
+        raise DataError(
+            f"Column {other!r} of {part.path} has a value for each text in the lists of {name!r}.",
+            remedy,
+        )
 
 
 def _lists(part: Part, name: str, with_blanks: bool = False) -> Iterator[tuple[int, list[Any]]]:
