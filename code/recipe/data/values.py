@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,16 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
 from recipe.column_words import ANSWERS, words_of
-from recipe.data.column_names import (
-    COMPLETION,
-    MESSAGES,
-    PAIR,
-    PROMPT,
-    SOURCE,
-    TARGET,
-    TEXT,
-    TOKEN_IDS,
-)
+from recipe.data.column_names import MESSAGES, TOKEN_IDS
 from recipe.data.column_settings import is_flag, quote_value
 from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
@@ -58,12 +48,10 @@ _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
 )
-_LISTED = {TEXT, PAIR, SOURCE, TARGET, PROMPT, COMPLETION, MESSAGES}
 _TURNS = "the texts of each list are turns, the user's first"
 _FIRST = "the first text of each list is learned"
 _JOINED = "the texts of each list are joined by spaces"
-"""What lists of texts become, if the user names their column: they may be the words of a text, its
-sentences, or several right answers."""
+"""What lists of texts become: words, sentences or right answers, as only the user knows."""
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
@@ -365,16 +353,15 @@ def chain_hashes(column: pa.Array, seeds: Hashes) -> Hashes:
     return np.fromiter(hashes, np.uint64, len(seeds))
 
 
-def holds_lists(part: Part, name: str) -> bool:
-    """Return whether the values of a column are lists of strings."""
+def listed_as(part: Part, column: Column, name: str) -> str:
+    """Return what the lists of strings in a column become, if the user names it; "" for others."""
     kind = part.table.schema.field(name).type
-    return is_list(kind) and is_string(kind.value_type)
-
-
-def may_be_listed(column: Column) -> bool:
-    """Return whether a column may hold lists of texts that are read as one, if it is named."""
-    is_text = column.kind is CellKind.TEXT and not column.is_repeated
-    return column.role in _LISTED and (is_text or column.role == MESSAGES)
+    is_one = column.setting and not column.is_repeated
+    if not is_one or not is_list(kind) or not is_string(kind.value_type):
+        return ""
+    if column.kind is CellKind.TEXT:
+        return _FIRST if column.is_target else _JOINED
+    return _TURNS if column.role == MESSAGES else ""
 
 
 def unlisted(
@@ -383,99 +370,50 @@ def unlisted(
     """Return a part whose lists of texts are texts, or conversations; a note says how.
 
     Raises:
-        DataError: The user does not name such a column; the remedy does.
+        DataError: The user does not name such a column, or each text has a value of its own.
     """
     whole = part
     for column in columns.form.columns:
         name = columns.get(column.role)
-        if name is None or not may_be_listed(column) or not holds_lists(part, name):
+        if name is None or not (how := listed_as(part, column, name)):
             continue
-        how = _TURNS if column.role == MESSAGES else _FIRST if column.is_target else _JOINED
         if name not in settings.named_columns:
-            shown = next((texts for _, texts in _lists(part, name) if texts), [])
-            setting = f"{column.setting}={quote_value(name)}"
-            if not column.setting:
-                setting = f"columns={quote_value(f'{column.role}:{name}')}"
             raise DataError(
-                f"Column {name!r} of {part.path} holds lists of texts, such as "
-                f"{json.dumps(shown)[:60]}.",
-                f"Give {setting} if {how}, or write texts.",
+                f"Column {name!r} of {part.path} holds lists of texts.",
+                f"Give {column.setting}={quote_value(name)} if {how}.",
             )
-        if how != _TURNS:
-            _check_values(whole, name, columns, settings, how == _FIRST)
-        note = f"{part.path}: {how}, in column {name!r}"
-        if how == _FIRST:
-            several = sum(len(texts) > 1 for _, texts in _lists(part, name))
-            note += f"; {several} rows have others, too"
-        notes.append(note)
+        for field in whole.table.schema if how != _TURNS else ():
+            other, is_read = field.name, field.name in columns.names
+            may_belong = names_target(other) and ANSWERS.isdisjoint(words_of(other))
+            if is_read:  # a label, or the questions of answers
+                may_belong = how == _FIRST or other not in settings.named_columns
+            is_other = is_list(field.type) and other not in (name, *settings.ignored_columns)
+            if is_other and may_belong and _have_equal_lengths(whole, name, other):
+                raise DataError(
+                    f"Column {other!r} of {part.path} has a value for each text in the lists of "
+                    f"{name!r}.",
+                    f"Write a row for each text, give ignore_columns={quote_value(other)} if it is "
+                    "not learned, or, if it has tags of words, task=token-classification.",
+                )
+        notes.append(f"{part.path}: {how}, in column {name!r}")
         part = part.with_column(name, spooled_column(pa.large_string(), _made(part, name, how)))
     return part
 
 
-def _check_values(
-    part: Part, name: str, columns: ColumnSelection, settings: DataSettings, is_target: bool
-) -> None:
-    """Raise DataError if another column has a value for each text: a tag of each word, or the
-    question of each answer.
-
-    Args:
-        is_target: Whether the texts are learned.
-    """
-    for field in part.table.schema:
-        other = field.name
-        if other in (name, *settings.ignored_columns) or not is_list(field.type):
-            continue
-        is_read = other in columns.names
-        if is_read:
-            may_belong = is_target or other not in settings.named_columns
-        else:
-            may_belong = names_target(other) and ANSWERS.isdisjoint(words_of(other))
-        counts, others = (
-            pc.list_value_length(part.table[column].slice(0, CHUNK_ROWS))
-            for column in (name, other)
-        )
-        is_one = (pc.max(counts).as_py() or 0) < 2
-        if not may_belong or is_one or not pc.all(pc.equal(counts, others)).as_py():
-            continue
-        remedy = f"Give ignore_columns={quote_value(other)} if it is not learned, or, if these are "
-        remedy += "tags of words, task=token-classification."
-        if is_read:
-            remedy = "Write a row for each text and its value."
-            if not is_target:
-                remedy += f" If all belong to the whole, give label_column={quote_value(other)}."
-        raise DataError(
-            f"Column {other!r} of {part.path} has a value for each text in the lists of {name!r}.",
-            remedy,
-        )
+def _have_equal_lengths(part: Part, name: str, other: str) -> bool:
+    """Return whether the lists of two columns have equally many items, and some more than one."""
+    both = [pc.list_value_length(part.table[one].slice(0, CHUNK_ROWS)) for one in (name, other)]
+    return bool((pc.max(both[0]).as_py() or 0) > 1 and pc.all(pc.equal(*both)).as_py())
 
 
-def _lists(part: Part, name: str, with_blanks: bool = False) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number and the texts of each row."""
-    for first, batch in part.batches([name]):
-        for row, cell in enumerate(batch[name].to_pylist(), first):
-            yield row, [text for text in cell or () if with_blanks or (text and text.strip())]
-
-
-def _made(part: Part, name: str, how: str) -> Iterator[list[str | None]]:
-    """Yield what is read of some lists at a time; None for one without texts."""
-    lists = _lists(part, name, with_blanks=how == _TURNS)
-    while some := list(itertools.islice(lists, CHUNK_ROWS)):
+def _made(part: Part, name: str, how: str) -> Iterator[list[str]]:
+    """Yield what is read of the lists of some rows at a time."""
+    for _, batch in part.batches([name]):
+        lists = [cell or [] for cell in batch[name].to_pylist()]
         if how == _TURNS:
-            yield [_talk(part, row, name, turns) for row, turns in some]
-        elif how == _FIRST:
-            yield [texts[0] if texts else None for _, texts in some]
-        else:
-            yield [" ".join(texts) or None for _, texts in some]
-
-
-def _talk(part: Part, row: int, name: str, turns: list[Any]) -> str:
-    """Return turns as messages. Raises DataError if one is blank: it may be anyone's."""
-    if not all(turn and turn.strip() for turn in turns):
-        raise DataError(
-            f"{part.where(row)} has a turn without text in column {name!r}.",
-            "Write the text, or remove the row.",
-        )
-    roles = itertools.cycle(("user", "assistant"))
-    return json.dumps([
-        {"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)
-    ])  # fmt: skip
+            turns = ([{"role": ("user", "assistant")[number % 2], "content": text}
+                      for number, text in enumerate(some)] for some in lists)  # fmt: skip
+            yield list(map(json.dumps, turns))
+            continue
+        texts = [[text for text in some if text and text.strip()] for some in lists]
+        yield [" ".join(some[:1] if how == _FIRST else some) for some in texts]

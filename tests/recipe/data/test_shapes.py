@@ -537,12 +537,16 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
             ("choices in some", lambda n: [[choices("ab"[n % 2])]] * (n > 0), "? missing_labels=empty > text-classification text=Ada sat label=b", ""),
             ("choices and labels", lambda n: [[LABELS, choices("ab"[n % 2])]], "? ignore_columns=label > token-classification", "task=token-classification"),
             ("no annotation of some", lambda n: [[LABELS]] * (n > 0), "! row 0 has no annotation", ""),
-            ("two annotators", lambda n: [[LABELS], [LABELS]], "! has 2 annotations, in an export of Label Studio", ""),
+            ("two annotators", lambda n: [[LABELS], [LABELS]], "! of Label Studio has not one annotation", ""),
             ("two controls", lambda n: [[LABELS, {**LABELS, 'from_name': 'b'}]], "! Export JSON-MIN", ""),
-            ("relations", lambda n: [[LABELS, {'type': 'relation', 'from_id': 'a'}]], "! has a result of type 'relation'", ""),
+            ("relations", lambda n: [[LABELS, {'type': 'relation', 'from_id': 'a'}]], "! Export JSON-MIN", ""),
             ("choices of spans", lambda n: [[{**LABELS, 'type': 'choices', 'value': {'start': 0, 'end': 3, 'choices': ['a']}}]], "! Export JSON-MIN", ""),
         ]
     ),
+    shape("Label Studio's tasks whose data has a label", "masked", lambda n: {**studio(n, [choices("a")]), 'data': {'text': s(), 'label': 1}},
+          "! its data has a label"),
+    shape("data and annotations of another tool", "masked", lambda n: {'data': {'text': 'Ada sat'}, 'annotations': [7]},
+          "! no spans that can be read"),
     shape("cluener", "masked", lambda n: {'text': 'Ada 在罗马', 'label': {'address': {'罗马': [[5, 6]]}} if n % 3 else {'name': {'Ada': [[0, 2]]}, 'address': {'罗马': [[5, 6]]}}},
           "? task=token-classification > token-classification tokens=[\"Ada\", \"\\u5728\", \"\\u7f57\\u9a6c\"] tags=[\"B-name\", \"O\", \"B-address\"]"),
     shape("cluener, some without entities", "masked", lambda n: {'text': '罗马在', 'label': {'address': {'罗马': [[0, 1]]}} if n else {}},
@@ -592,7 +596,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("texts that are lists", "masked", lambda n: {'text': s(6).split(), 'label': n % 3},
           "! Give text_column=text if the texts of each list are joined by spaces", argv="task=text-classification"),
     shape("words with tags and a label", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['B-PER', 'O'], 'label': n % 3},
-          "! Give ignore_columns=ner_tags if it is not learned", argv="text_column=tokens"),
+          "! give ignore_columns=ner_tags if it is not learned", argv="text_column=tokens"),
     shape("sentences, each with a label", "masked", lambda n: {'sentences': [s(), s()], 'labels': [o('a', 'b'), o('a', 'b')]},
           "! has a value for each text", argv="task=text-classification text_column=sentences"),
     shape("coqa", "decoder", lambda n: {'questions': [s(4), s(4)], 'answers': [s(2), s(2)]},
@@ -612,8 +616,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
               "? messages_column=" + name + " > causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]", argv="task=causal-lm")
         for name in ("dialogue", "conversation", "utterances")
     ),
-    shape("turns of which one is blank", "decoder", lambda n: {'dialog': ['hi', ' ', 'so']},
-          "! has a turn without text", argv="messages_column=dialog"),
+    shape("turns of which one is missing", "decoder", lambda n: {'dialog': ['hi', None, 'so']},
+          "! has no content (null)", argv="messages_column=dialog"),
     shape("an exchange without an answer", "decoder", lambda n: {'conversation': [{'input': s(), 'output': None}]},
           "! has no 'role'"),
     *(
@@ -667,4 +671,4 @@ def test_the_log_says_how_lists_are_read(tmp_path: Path) -> None:
     _, read = made.read(tmp_path, given)
     log = "\n".join(read.data.notes)
     assert "the texts of each list are joined by spaces, in column 'source'" in log
-    assert "the first text of each list is learned, in column 'target'; 16 rows have others" in log
+    assert "the first text of each list is learned, in column 'target'" in log

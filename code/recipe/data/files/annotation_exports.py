@@ -1,5 +1,4 @@
-"""Make rows of a text and its labels of JSON in which tools nest them: Label Studio's tasks, and
-CLUENER's entities by their kinds and texts."""
+"""Make rows of a text and its labels of JSON that nests them: Label Studio's, and CLUENER's."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ from typing import Any
 
 from recipe.errors import DataError
 
-_LABEL, _ENTITIES = "label", "entities"
-_CONTROLS = {"choices": _LABEL, "labels": _ENTITIES}
-"""Label Studio's types of results that are read, and their columns."""
+_COLUMNS = {"choices": "label", "labels": "entities"}
+"""Label Studio's types of results that are read, and the columns they become."""
 Row = dict[str, Any]
 
 
@@ -21,90 +19,64 @@ def plain_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequenc
         DataError: Tasks of Label Studio have several annotations or controls, or other results.
     """
     if rows and all(map(_is_task, rows)):
-        return _label_studio(where, rows, lines)
-    if any(_are_kinds(row.get(_LABEL)) and _spans(row[_LABEL]) for row in rows):
-        return [
-            {**row, _LABEL: _spans(row[_LABEL])} if _are_kinds(row.get(_LABEL)) else row
-            for row in rows
-        ]
-    return rows
-
-
-def _are_kinds(value: Any) -> bool:
-    """Return whether a label is `{kind: {text: [[start, end], ...]}}`, or empty."""
-    return isinstance(value, dict) and all(
-        isinstance(texts, dict)
-        and all(
-            isinstance(ranges, list)
-            and all(isinstance(ends, list) and list(map(type, ends)) == [int, int]
-                    for ends in ranges)
-            for ranges in texts.values()
-        )
-        for texts in value.values()
-    )  # fmt: skip
-
-
-def _spans(kinds: Any) -> list[Row]:
-    """Return CLUENER's entities, whose ends are inclusive; their texts are checked later."""
-    return [
-        {"start": start, "end": end + 1, "label": kind, "text": text}
-        for kind, texts in kinds.items()
-        for text, ranges in texts.items()
-        for start, end in ranges
-    ]
+        return _rows_of_tasks(where, rows, lines)
+    spans = [_spans(row.get("label")) for row in rows]
+    if not any(spans):
+        return rows
+    return [row if some is None else {**row, "label": some}
+            for row, some in zip(rows, spans, strict=True)]  # fmt: skip
 
 
 def _is_task(row: Row) -> bool:
-    annotations = row.get("annotations")
-    return (
-        isinstance(row.get("data"), dict)
-        and isinstance(annotations, list)
-        and all(isinstance(one, dict) and isinstance(one.get("result"), list)
-                for one in annotations)
-    )  # fmt: skip
+    given = row.get("annotations") if isinstance(row.get("data"), dict) else None
+    return isinstance(given, list) and all(isinstance(a, dict) and "result" in a for a in given)
 
 
-def _label_studio(where: str, tasks: Sequence[Row], lines: Sequence[int]) -> list[Row]:
-    """Return the data of tasks with a label and spans."""
-    made: list[Row] = []
-    controls: dict[str, str] = {}
-    """The control of each column."""
-    missing: int | None = None
+def _spans(kinds: Any) -> list[Row] | None:
+    """Return CLUENER's `{kind: {text: [[start, end], ...]}}`, whose ends are inclusive, as spans,
+    whose texts are checked later; None for other labels."""
+    try:
+        return [
+            {"start": start, "end": end + 1, "label": kind, "text": text}
+            for kind, texts in kinds.items()
+            for text, ranges in texts.items()
+            for start, end in ranges
+        ]
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _rows_of_tasks(where: str, tasks: Sequence[Row], lines: Sequence[int]) -> list[Row]:
+    """Return the data of Label Studio's tasks with a label and spans."""
+    made, missing, controls = list[Row](), list[int](), dict[Any, Any]()
     for task, line in zip(tasks, lines, strict=True):
+        row = {**task["data"]}
         given = [one for one in task["annotations"] if not one.get("was_cancelled")]
-        if len(given) > 1:
-            raise _refusal(f"{where}{line} has {len(given)} annotations")
-        row: Row = {**task["data"]}
-        missing = line if not given and missing is None else missing
+        is_read = len(given) < 2 and row.keys().isdisjoint(_COLUMNS.values())
         for result in given[0]["result"] if given else ():
-            value, kind = result.get("value"), result.get("type")
-            names = value.get(kind) if isinstance(value, dict) else None
-            is_span = isinstance(value, dict) and "start" in value
-            if not isinstance(names, list) or is_span is not (kind == "labels"):
-                raise _refusal(f"{where}{line} has a result of type {kind!r}")
-            column, control = _CONTROLS[kind], f"{result.get('from_name')}"
-            if controls.setdefault(column, control) != control or column in task["data"]:
-                raise _refusal(f"{where}{line} has {kind} of {control!r} and others")
-            row.setdefault(column, []).extend([value] if is_span else names)
+            kind, value = result.get("type"), result.get("value") or {}
+            column, control = _COLUMNS.get(kind), result.get("from_name")
+            is_read = is_read and controls.setdefault(column, control) == control
+            is_read = is_read and (kind == "labels") is ("start" in value)
+            if is_read and column and kind in value:
+                row.setdefault(column, []).extend([value] if kind == "labels" else value[kind])
+        if not is_read or None in controls:
+            raise DataError(
+                f"{where}{line} of Label Studio has not one annotation, by a control for choices "
+                "or by one for labels, or its data has a label.",
+                "Export JSON-MIN from Label Studio instead, with one row for each text.",
+            )
         made.append(row)
-    if _ENTITIES in controls and missing is not None:
+        missing += [] if given else [line]
+    if "entities" in controls and missing:
         raise DataError(
-            f"{where}{missing} has no annotation, in an export of Label Studio whose texts have "
-            "entities.",
-            "Export annotated tasks only; one without entities has an annotation without results.",
+            f"{where}{missing[0]} has no annotation, and others in this export have entities.",
+            "Export annotated tasks only: one without entities has an empty annotation.",
         )
-    is_single = all(len(row.get(_LABEL, ())) <= 1 for row in made if _LABEL in controls)
+    is_single = all(len(row.get("label", ())) < 2 for row in made if "label" in controls)
     for row in made:
-        if _ENTITIES in controls:
-            row.setdefault(_ENTITIES, [])
-        if _LABEL in controls:
-            row[_LABEL] = (row.get(_LABEL) or [None])[0] if is_single else row.get(_LABEL)
+        if "entities" in controls:
+            row.setdefault("entities", [])
+        if "label" in controls:
+            row["label"] = row.get("label", [None])[0] if is_single else row.get("label")
     return made
-
-
-def _refusal(what: str) -> DataError:
-    return DataError(
-        f"{what}, in an export of Label Studio: only tasks with one annotation of one control for "
-        "choices, and one for labels of a text, are read.",
-        "Export JSON-MIN from Label Studio instead, and keep one row for each text.",
-    )

@@ -374,7 +374,7 @@ def _line(
 
 def _is_found(part: Part, column: Column, names: Sequence[str]) -> bool:
     """Return whether columns have a role without being named."""
-    is_listed = values.may_be_listed(column) and values.holds_lists(part, names[0])
+    is_listed = values.listed_as(part, column, names[0])
     return not is_listed and [*names] == find_listed(column, part.table.column_names)
 
 
@@ -396,7 +396,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             cells = sample_cells(part, name)
             if not cells:
                 raise DataError(f"Column {name!r} has no value in its first rows.")
-            if values.may_be_listed(column) and values.holds_lists(part, name):
+            if values.listed_as(part, column, name):
                 continue
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
