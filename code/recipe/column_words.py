@@ -179,7 +179,7 @@ ASKING = QUESTIONS | _words(
 )
 """What is given to a model that answers, or to a search."""
 ANSWERING = ANSWERS | _words(
-    "doctor answer response reply output completion assistant",
+    "doctor answer response reply output completion assistant correction",
     "ai bot gpt target tgt trg gt highlight",
     "solution code sql agent correct corrected standard paraphrase translation zusammenfassung",
     "resumen func tldr passage positive pos function evidence hypothesis hypo jd candidate",

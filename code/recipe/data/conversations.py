@@ -1,5 +1,5 @@
-"""Convert conversations of public data (OpenAI's messages, ShareGPT's) to messages of a role and a
-text."""
+"""Convert conversations of public data (OpenAI's messages, ShareGPT's, Capybara's) to messages of a
+role and a text."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _ROLES: Mapping[str, str] = {
     **{name: name for name in ("developer", "function", "ipython", "context", "document")},
     **_SHAREGPT,
 }
+_EXCHANGE = {"input": "user", "output": "assistant"}
 LEARNING_KEYS = ("train", "weight")
 """Keys of an assistant's turn that are false or 0 if it is not learned."""
 Message = dict[str, Any]
@@ -64,6 +65,7 @@ def read_conversation(
             f"{json.dumps(value, default=str)[:80]}.",
             f"Write it as {EXAMPLE}.",
         )
+    messages = [turn for item in messages for turn in _exchange(item)]
     where = f"{part.where(row)}, column {column!r}, message"
     turns = [_turn(f"{where} {index}", message) for index, message in enumerate(messages)]
     for turn in turns[:muted]:
@@ -80,6 +82,14 @@ def read_conversation(
         turns = [first, *turns[turns[0]["role"] == "system" :]]
     tools = _objects(f"{part.where(row)}, tools", tools) if tools not in (None, "", []) else []
     return json.dumps({"messages": turns, "tools": tools} if tools else turns)
+
+
+def _exchange(item: Message) -> list[Message]:
+    """Return an exchange `{"input", "output"}`, as in Capybara, as two messages; others as they
+    are."""
+    if {key for key, value in item.items() if value is not None} != {*_EXCHANGE}:
+        return [item]
+    return [{"role": role, "content": item[key]} for key, role in _EXCHANGE.items()]
 
 
 def _turn(where: str, message: Message) -> Message:

@@ -126,6 +126,7 @@ def read_columns(
                     raise proposals.explained(error, part, spec, settings, training) from error
                 training = training or columns
                 values.check_inputs(part, columns)
+                part = values.unlisted(part, columns, settings, notes)
                 part = dataclasses.replace(part, position=len(files))
                 files.append(ReadFile(split=split, part=part, columns=columns))
         problems.check()

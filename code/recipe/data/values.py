@@ -1,4 +1,4 @@
-"""Check and convert the values of columns: texts, labels, lists written as strings, indicators."""
+"""Check and convert the values of columns: texts, labels, lists, indicators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
-from recipe.data.column_names import TOKEN_IDS
+from recipe.column_words import ANSWERS, words_of
+from recipe.data.column_names import MESSAGES, TOKEN_IDS
 from recipe.data.column_settings import is_flag, quote_value
 from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
@@ -32,7 +33,9 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.spec import CellKind
+from recipe.settings import DataSettings
+from recipe.spec import CellKind, Column
+from recipe.task_table import names_target
 
 Hashes = npt.NDArray[np.uint64]
 TRUE = {"true", "1", "1.0", "yes"}
@@ -45,6 +48,10 @@ _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
 )
+_TURNS = "the texts of each list are turns, the user's first"
+_FIRST = "the first text of each list is learned"
+_JOINED = "the texts of each list are joined by spaces"
+"""What lists of texts become: words, sentences or right answers, as only the user knows."""
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
@@ -344,3 +351,69 @@ def chain_hashes(column: pa.Array, seeds: Hashes) -> Hashes:
         cells = (repr(cell).encode() for cell in column.to_pylist())
     hashes = map(xxhash.xxh3_64_intdigest, cells, seeds.tolist())
     return np.fromiter(hashes, np.uint64, len(seeds))
+
+
+def listed_as(part: Part, column: Column, name: str) -> str:
+    """Return what the lists of strings in a column become, if the user names it; "" for others."""
+    kind = part.table.schema.field(name).type
+    is_one = column.setting and not column.is_repeated
+    if not is_one or not is_list(kind) or not is_string(kind.value_type):
+        return ""
+    if column.kind is CellKind.TEXT:
+        return _FIRST if column.is_target else _JOINED
+    return _TURNS if column.role == MESSAGES else ""
+
+
+def unlisted(
+    part: Part, columns: ColumnSelection, settings: DataSettings, notes: list[str]
+) -> Part:
+    """Return a part whose lists of texts are texts, or conversations; a note says how.
+
+    Raises:
+        DataError: The user does not name such a column, or each text has a value of its own.
+    """
+    whole = part
+    for column in columns.form.columns:
+        name = columns.get(column.role)
+        if name is None or not (how := listed_as(part, column, name)):
+            continue
+        if name not in settings.named_columns:
+            raise DataError(
+                f"Column {name!r} of {part.path} holds lists of texts.",
+                f"Give {column.setting}={quote_value(name)} if {how}.",
+            )
+        for field in whole.table.schema if how != _TURNS else ():
+            other, is_read = field.name, field.name in columns.names
+            may_belong = names_target(other) and ANSWERS.isdisjoint(words_of(other))
+            if is_read:  # a label, or the questions of answers
+                may_belong = how == _FIRST or other not in settings.named_columns
+            is_other = is_list(field.type) and other not in (name, *settings.ignored_columns)
+            if is_other and may_belong and _have_equal_lengths(whole, name, other):
+                raise DataError(
+                    f"Column {other!r} of {part.path} has a value for each text in the lists of "
+                    f"{name!r}.",
+                    f"Write a row for each text, give ignore_columns={quote_value(other)} if it is "
+                    "not learned, or, if it has tags of words, task=token-classification.",
+                )
+        notes.append(f"{part.path}: {how}, in column {name!r}")
+        part = part.with_column(name, spooled_column(pa.large_string(), _made(part, name, how)))
+    return part
+
+
+def _have_equal_lengths(part: Part, name: str, other: str) -> bool:
+    """Return whether the lists of two columns have equally many items, and some more than one."""
+    both = [pc.list_value_length(part.table[one].slice(0, CHUNK_ROWS)) for one in (name, other)]
+    return bool((pc.max(both[0]).as_py() or 0) > 1 and pc.all(pc.equal(*both)).as_py())
+
+
+def _made(part: Part, name: str, how: str) -> Iterator[list[str]]:
+    """Yield what is read of the lists of some rows at a time."""
+    for _, batch in part.batches([name]):
+        lists = [cell or [] for cell in batch[name].to_pylist()]
+        if how == _TURNS:
+            turns = ([{"role": ("user", "assistant")[number % 2], "content": text}
+                      for number, text in enumerate(some)] for some in lists)  # fmt: skip
+            yield list(map(json.dumps, turns))
+            continue
+        texts = [[text for text in some if text and text.strip()] for some in lists]
+        yield [" ".join(some[:1] if how == _FIRST else some) for some in texts]

@@ -160,6 +160,20 @@ def tagged(**more: Any) -> Callable[[int], Any]:
     return lambda n: {"tokens": ["Ada", "sat"], "ner_tags": [1, 0], **more}
 
 
+def studio(number: int, *annotations: Sequence[Any]) -> dict[str, Any]:
+    """Return a task of Label Studio with the results of each annotation."""
+    given = [{"id": number, "result": results, "was_cancelled": False} for results in annotations]
+    return {"id": number, "data": {"text": "Ada sat"}, "annotations": given, "predictions": []}
+
+
+def choices(*names: str) -> dict[str, Any]:
+    """Return a result of Label Studio's choices."""
+    value = {"choices": [*names]}
+    return {"from_name": "mood", "to_name": "text", "type": "choices", "value": value}
+
+
+LABELS = {"from_name": "ner", "to_name": "text", "type": "labels",
+          "value": {"start": 0, "end": 3, "text": "Ada", "labels": ["PER"]}}  # fmt: skip
 ADA = "number 7 Ada sat in Rome"
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 STRINGS = List(Value("string"))
@@ -204,7 +218,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("race", "masked", lambda n:{"example_id":f"r{n}","article":s(60),"answer":"ABCD"[n%4],"question":s(),"options":[s(3)]*4},
           "multiple-choice query=article texts=[\"sat with house film mat rome with number with in rome the the house light\", \"sat with house film mat rome with number with"),
     shape("capybara", "decoder", lambda n:{"source":"x","conversation":[{"input":s(),"output":s()}]},
-          "! has no 'role'"),
+          "causal-lm messages=[{\"role\": \"user\", \"content\": \"sat river number a rome rome film number cat the river in\"}, {\"role\": \"assistant\", \"content\": \"number"),
     shape("oasst tree", "decoder", lambda n:{"message_id":f"m{n}","parent_id":None,"text":s(),"role":o("prompter","assistant"),"lang":o("en","es"),"review_count":3,"rank":n%3},
           "? task=causal-lm text_column=text > causal-lm text=text"),
     shape("openr1", "decoder", lambda n:{"problem":s(),"solution":s(),"answer":str(n),"problem_type":o("Algebra","NT"),"question_type":"mcq","source":"x","generations":[s()]},
@@ -515,8 +529,32 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "text-classification text=sat river number a rome rome film number cat the river in\nin Rome, "),
     files("Ground Truth's spans", "masked", lambda: {'output.manifest': ''.join(json.dumps({'source': 'Ada sat', 'ner': {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}]}}, 'ner-metadata': {'type': 'groundtruth/text-span'}}) + '\n' for n in range(24))},
           "! jq -c 'select(.[\"ner-metadata\"]"),
-    files("Label Studio's tasks", "masked", lambda: {'project.json': json.dumps([{'id': n, 'data': {'text': 'Ada sat'}, 'annotations': [{'result': [{'value': {'start': 0, 'end': 3, 'labels': ['PER']}}]}]} for n in range(24)])},
-          "! from Label Studio, export JSON-MIN"),
+    *(
+        files(f"Label Studio's tasks with {name}", "masked", lambda results=results: {'project.json': json.dumps([studio(n, *results(n)) for n in range(24)])}, outcome, argv=argv)
+        for name, results, outcome, argv in [
+            ("labels", lambda n: [[LABELS]], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"B-PER\", \"O\"]", ""),
+            ("labels in some", lambda n: [[LABELS] * (n > 0)], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]", ""),
+            ("choices", lambda n: [[choices("ab"[n % 2])]], "text-classification text=Ada sat label=a", ""),
+            ("several choices", lambda n: [[choices(*"abc"[n % 2:])]], "text-classification text=Ada sat label=a, b, c", ""),
+            ("choices in some", lambda n: [[choices("ab"[n % 2])]] * (n > 0), "? missing_labels=empty > text-classification text=Ada sat label=b", ""),
+            ("choices and labels", lambda n: [[LABELS, choices("ab"[n % 2])]], "? ignore_columns=label > token-classification", "task=token-classification"),
+            ("no annotation of some", lambda n: [[LABELS]] * (n > 0), "! row 0 has no annotation", ""),
+            ("two annotators", lambda n: [[LABELS], [LABELS]], "! of Label Studio has not one annotation", ""),
+            ("two controls", lambda n: [[LABELS, {**LABELS, 'from_name': 'b'}]], "! Export JSON-MIN", ""),
+            ("relations", lambda n: [[LABELS, {'type': 'relation', 'from_id': 'a'}]], "! Export JSON-MIN", ""),
+            ("choices of spans", lambda n: [[{**LABELS, 'type': 'choices', 'value': {'start': 0, 'end': 3, 'choices': ['a']}}]], "! Export JSON-MIN", ""),
+        ]
+    ),
+    shape("Label Studio's tasks whose data has a label", "masked", lambda n: {**studio(n, [choices("a")]), 'data': {'text': s(), 'label': 1}},
+          "! its data has a label"),
+    shape("data and annotations of another tool", "masked", lambda n: {'data': {'text': 'Ada sat'}, 'annotations': [7]},
+          "! no spans that can be read"),
+    shape("cluener", "masked", lambda n: {'text': 'Ada 在罗马', 'label': {'address': {'罗马': [[5, 6]]}} if n % 3 else {'name': {'Ada': [[0, 2]]}, 'address': {'罗马': [[5, 6]]}}},
+          "? task=token-classification > token-classification tokens=[\"Ada\", \"\\u5728\", \"\\u7f57\\u9a6c\"] tags=[\"B-name\", \"O\", \"B-address\"]"),
+    shape("cluener, some without entities", "masked", lambda n: {'text': '罗马在', 'label': {'address': {'罗马': [[0, 1]]}} if n else {}},
+          "token-classification tokens=[\"\\u7f57\\u9a6c\\u5728\"] tags=[\"O\"]", argv="task=token-classification"),
+    shape("cluener, the ends excluded", "masked", lambda n: {'text': '罗马在', 'label': {'address': {'罗马': [[0, 2]]}}},
+          "! which holds '罗马在' and not '罗马'", argv="task=token-classification"),
     files("a table made of SQuAD", "masked", lambda: {'train.csv': 'question,context,answer_start,text\n' + 'who?,Ada sat,0,Ada\n' * 24},
           "question-answering id=0 question=who? context=Ada sat answers=[\"Ada\"] starts=[0]"),
     shape("a category beside a flag", "masked", lambda n: {'text': s(), 'category': o('a', 'b'), 'is_spam': str(n % 2 == 0)},
@@ -553,6 +591,50 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! {file_name: (.[\"source-ref\"] | split(\"/\") | last), label: "),
     files("a plain text for a decoder", "decoder", lambda: {'input.txt': 'All:\nSpeak, speak.\n' * 9},
           "? task=causal-lm > causal-lm text=All:"),
+    shape("hatexplain", "masked", lambda n: {'id': str(n), 'post_tokens': s(6).split(), 'label': n % 3},
+          "? task=text-classification text_column=post_tokens > text-classification text=sat river number a rome rome label=label"),
+    shape("words with a label", "masked", lambda n: {'tokens': s(6).split(), 'label': n % 3},
+          "? text_column=tokens > text-classification text=sat river number a rome rome label=label", argv="task=text-classification"),
+    shape("texts that are lists", "masked", lambda n: {'text': s(6).split(), 'label': n % 3},
+          "! Give text_column=text if the texts of each list are joined by spaces", argv="task=text-classification"),
+    shape("words with tags and a label", "masked", lambda n: {'tokens': ['Ada', 'sat'], 'ner_tags': ['B-PER', 'O'], 'label': n % 3},
+          "! give ignore_columns=ner_tags if it is not learned", argv="text_column=tokens"),
+    shape("sentences, each with a label", "masked", lambda n: {'sentences': [s(), s()], 'labels': [o('a', 'b'), o('a', 'b')]},
+          "! has a value for each text", argv="task=text-classification text_column=sentences"),
+    shape("coqa", "decoder", lambda n: {'questions': [s(4), s(4)], 'answers': [s(2), s(2)]},
+          "! has a value for each text in the lists of 'answers'", argv="prompt_column=questions completion_column=answers"),
+    shape("common_gen", "t5", lambda n: {'concept_set_idx': n, 'concepts': ['ski', 'hill'], 'target': s()},
+          "? task=text2text-generation text_column=concepts > text2text-generation source=ski hill target=target"),
+    shape("jfleg", "t5", lambda n: {'sentence': s(), 'corrections': ['', s(3), s()]},
+          "? text_column=sentence label_column=corrections > text2text-generation source=sentence target=number the rome", argv="task=text2text-generation"),
+    shape("answers of ms marco", "decoder", lambda n: {'query': s(5), 'query_id': n, 'answers': [s(3)] if n % 5 else []},
+          "? task=causal-lm completion_column=answers > causal-lm prompt=rome film number cat the completion=river in number"),
+    shape("lists of completions", "decoder", lambda n: {'prompt': s(), 'completion': [s(), s()]},
+          "! Give completion_column=completion if the first text of each list is learned", argv="task=causal-lm"),
+    shape("daily_dialog", "decoder", lambda n: {'dialog': ['hi', 'yes', 'so'], 'act': [1, 2, 1], 'emotion': [0, 0, 1]},
+          "? task=causal-lm messages_column=dialog > causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}, {\"role\": \"user\", \"content\": \"so\"}]"),
+    *(
+        shape(f"turns called {name}", "decoder", lambda n, name=name: {name: ['hi', 'yes']},
+              "? messages_column=" + name + " > causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"yes\"}]", argv="task=causal-lm")
+        for name in ("dialogue", "conversation", "utterances")
+    ),
+    shape("turns of which one is missing", "decoder", lambda n: {'dialog': ['hi', None, 'so']},
+          "! has no content (null)", argv="messages_column=dialog"),
+    shape("an exchange without an answer", "decoder", lambda n: {'conversation': [{'input': s(), 'output': None}]},
+          "! has no 'role'"),
+    *(
+        files(f"CoNLL in {name} that begins with {word}", "masked", lambda name=name, word=word: {name: f'{word} O\nAda B-PER\n\nBo B-PER\nsat O\n\n' * 24},
+              f"token-classification tokens={json.dumps([word, 'Ada'])} tags=[\"O\", \"B-PER\"]")
+        for name in ("a.conll", "a.iob2", "a.txt", "a") for word in ("[", "{'s", '["x"', "[]")
+    ),
+    files("CoNLL of three columns that begins with two brackets", "masked", lambda: {'a.bio': '[ [ O\nAda N B-PER\n\nBo N B-PER\nsat V O\n\n' * 24},
+          "token-classification tokens=[\"[\", \"Ada\"] tags=[\"O\", \"B-PER\"]"),
+    files("CoNLL of other tags that begins with brackets", "masked", lambda: {'a.txt': '[ [ O\nAda N person\n\nBo N person\nsat V O\n\n' * 24},
+          "token-classification tokens=[\"[\", \"Ada\"] tags=[\"O\", \"person\"]", argv="task=token-classification"),
+    files("JSON Lines called .bio", "masked", lambda: {'a.bio': '{"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", "O"]}\n{"tokens": ["a", "b"], "ner_tags": ["O", "O"]}\n\n' * 12},
+          "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"B-PER\", \"O\"]"),
+    files("a JSON document called .conll", "masked", lambda: {'a.conll': '[\n {"tokens": ["Ada"],\n "ner_tags": ["B-PER"]},\n\n {"tokens": ["a"],\n "ner_tags": ["O"]}\n]'},
+          "token-classification tokens=[\"Ada\"] tags=[\"B-PER\"]"),
     files("a header, though header=false", "masked", lambda: {'a.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
           "! names columns, and header=false is given", argv="header=false"),
 ])  # fmt: skip
@@ -582,3 +664,13 @@ def test_a_table_is_read_or_refused_with_a_line_that_works(shape: Shape, tmp_pat
             except RecipeError as other:
                 assert str(other) != str(refusal.value)
         given |= chosen
+
+
+def test_the_log_says_how_lists_are_read(tmp_path: Path) -> None:
+    made = Shape("t5", lambda n: {"source": ["ski", "hill"], "target": [s()] * (1 + n % 3)},
+                 "", "", None, "train.jsonl")  # fmt: skip
+    given = {"task": "text2text-generation", "text_column": "source", "label_column": "target"}
+    _, read = made.read(tmp_path, given)
+    log = "\n".join(read.data.notes)
+    assert "the texts of each list are joined by spaces, in column 'source'" in log
+    assert "the first text of each list is learned, in column 'target'" in log

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gzip
 import itertools
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,7 +256,7 @@ def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
 
 
 def _is_json(path: Path, character: str) -> bool:
-    """Return whether a text file starts like JSON; a bracket alone may be a word of a text."""
+    """Return whether a text file starts like JSON; a bracket may be a word of a text, or CoNLL."""
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if suffixes & set(_DELIMITED_SUFFIXES):
         return False
@@ -264,8 +265,15 @@ def _is_json(path: Path, character: str) -> bool:
             start = stream.read(4096).lstrip()
     except (UnicodeDecodeError, EOFError, OSError, zlib.error):
         return False
-    is_one = bool(suffixes & set(_JSON_SUFFIXES)) or _JSON.match(start)
-    return start[:1] == character and bool(is_one)
+    if start[:1] != character or suffixes & set(_JSON_SUFFIXES):
+        return start[:1] == character
+    if not _JSON.match(start):
+        return False
+    try:
+        json.loads(start.partition("\n")[0])
+    except (ValueError, RecursionError):
+        return not has_sentences(path)
+    return True
 
 
 def is_delimited(path: Path) -> bool:

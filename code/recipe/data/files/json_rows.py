@@ -15,6 +15,7 @@ import numpy as np
 
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
+from recipe.data.files.annotation_exports import plain_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES
@@ -152,7 +153,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = [np.empty(0, np.int64)]
 
-    def objects() -> Iterator[list[dict[str, Any]]]:
+    def objects() -> Iterator[Sequence[dict[str, Any]]]:
         del starts[1:]
         for block in next(passes):
             yield _objects_of(where, block)
@@ -176,8 +177,9 @@ def _part(path: Path, name: str, read: Read) -> Part:
     return dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
 
 
-def _objects_of(where: str, block: Block) -> list[dict[str, Any]]:
-    """Return the rows of a block. Raises DataError if one is not an object."""
+def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
+    """Return the rows of a block. Raises DataError if one is not an object, or an annotation is of
+    another kind than those that are read."""
     objects = []
     for value, line in zip(*block, strict=True):
         # As in spaCy's examples: a text and its annotations.
@@ -189,7 +191,7 @@ def _objects_of(where: str, block: Block) -> list[dict[str, Any]]:
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
-    return objects
+    return plain_rows(where, objects, block[1])
 
 
 def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

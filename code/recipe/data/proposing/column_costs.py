@@ -80,6 +80,9 @@ _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
 _NEXT, _JUDGED, _ROUTED, _ANSWER, _URGENT = -2, -4, -4, 3, 2
 _STATES = {"status", "state", "department"}
+_LISTS_OF_WORDS = {"concept", "token", "word"}
+_LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
+"""Last words of names of lists of strings that make a text, or a conversation."""
 _UNREAD: Mapping[str, int] = {"text": 4, "words": 1, "list": 1, "records": 2}
 _KNOWN_UNREAD, _TARGET_UNREAD, _ALONE, _HALF, _UNRELATED = 2, 6, 10, 4, 12
 """What columns that are not read cost, beside `_UNREAD` by their looks: each one that belongs to
@@ -435,6 +438,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name - 5 if is_named else None
     if column.kind is CellKind.TEXTS or column.role in ("choices", "messages"):
         fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
+        if column.role == "messages" and look == "list" and words_of(name)[-1] in _LISTS_OF_TURNS:
+            return min(by_name, RELATED) - 6
         return by_name - 6 if fits else None
     if column.role in ("tokens", "tags"):
         is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
@@ -464,6 +469,11 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     fit = _LOOKS[kind].get(look)
     if fit is None:
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
+    if look == "list" and kind == "text" and not column.is_target:
+        if words_of(name)[-1] in _LISTS_OF_WORDS:
+            by_name = min(by_name, RELATED)
+        elif "answers" in words_of(name):
+            return None
     if look == "list" and by_name > RELATED:
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):

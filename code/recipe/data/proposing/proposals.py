@@ -39,6 +39,7 @@ from recipe.errors import DataError
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
     CellKind,
+    Column,
     Form,
     TaskSpec,
     normalize_name,
@@ -374,14 +375,14 @@ def _line(
     named = {
         form[role].setting
         for role, names in roles.items()
-        if not is_short or [*names] != find_listed(form[role], part.table.column_names)
+        if not is_short or not _is_found(part, form[role], names)
     }
     pair = {"text_column", "text_pair_column"}
     if named & pair and pair <= {form[role].setting for role in roles}:
         named |= pair  # a pair is named as a pair
     for role, names in roles.items():
         column = form[role]
-        is_listed = [*names] == find_listed(column, part.table.column_names)
+        is_listed = _is_found(part, column, names)
         if role in settings.columns_by_role or (
             is_short and is_listed and column.setting not in named & pair
         ):
@@ -395,6 +396,12 @@ def _line(
     if len(by_role) > bool(settings.columns):
         line["columns"] = ",".join(by_role)
     return dict(sorted(line.items(), key=lambda item: not item[0].startswith(("text", "prompt"))))
+
+
+def _is_found(part: Part, column: Column, names: Sequence[str]) -> bool:
+    """Return whether columns have a role without being named."""
+    is_listed = values.listed_as(part, column, names[0])
+    return not is_listed and [*names] == find_listed(column, part.table.column_names)
 
 
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
@@ -415,6 +422,8 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             cells = sample_cells(part, name)
             if not cells:
                 raise DataError(f"Column {name!r} has no value in its first rows.")
+            if values.listed_as(part, column, name):
+                continue
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "label":

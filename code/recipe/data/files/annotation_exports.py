@@ -1,0 +1,82 @@
+"""Make rows of a text and its labels of JSON that nests them: Label Studio's, and CLUENER's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recipe.errors import DataError
+
+_COLUMNS = {"choices": "label", "labels": "entities"}
+"""Label Studio's types of results that are read, and the columns they become."""
+Row = dict[str, Any]
+
+
+def plain_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequence[Row]:
+    """Return rows with columns of labels or spans; those of other JSON unchanged.
+
+    Raises:
+        DataError: Tasks of Label Studio have several annotations or controls, or other results.
+    """
+    if rows and all(map(_is_task, rows)):
+        return _rows_of_tasks(where, rows, lines)
+    spans = [_spans(row.get("label")) for row in rows]
+    if not any(spans):
+        return rows
+    return [row if some is None else {**row, "label": some}
+            for row, some in zip(rows, spans, strict=True)]  # fmt: skip
+
+
+def _is_task(row: Row) -> bool:
+    given = row.get("annotations") if isinstance(row.get("data"), dict) else None
+    return isinstance(given, list) and all(isinstance(a, dict) and "result" in a for a in given)
+
+
+def _spans(kinds: Any) -> list[Row] | None:
+    """Return CLUENER's `{kind: {text: [[start, end], ...]}}`, whose ends are inclusive, as spans,
+    whose texts are checked later; None for other labels."""
+    try:
+        return [
+            {"start": start, "end": end + 1, "label": kind, "text": text}
+            for kind, texts in kinds.items()
+            for text, ranges in texts.items()
+            for start, end in ranges
+        ]
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _rows_of_tasks(where: str, tasks: Sequence[Row], lines: Sequence[int]) -> list[Row]:
+    """Return the data of Label Studio's tasks with a label and spans."""
+    made, missing, controls = list[Row](), list[int](), dict[Any, Any]()
+    for task, line in zip(tasks, lines, strict=True):
+        row = {**task["data"]}
+        given = [one for one in task["annotations"] if not one.get("was_cancelled")]
+        is_read = len(given) < 2 and row.keys().isdisjoint(_COLUMNS.values())
+        for result in given[0]["result"] if given else ():
+            kind, value = result.get("type"), result.get("value") or {}
+            column, control = _COLUMNS.get(kind), result.get("from_name")
+            is_read = is_read and controls.setdefault(column, control) == control
+            is_read = is_read and (kind == "labels") is ("start" in value)
+            if is_read and column and kind in value:
+                row.setdefault(column, []).extend([value] if kind == "labels" else value[kind])
+        if not is_read or None in controls:
+            raise DataError(
+                f"{where}{line} of Label Studio has not one annotation, by a control for choices "
+                "or by one for labels, or its data has a label.",
+                "Export JSON-MIN from Label Studio instead, with one row for each text.",
+            )
+        made.append(row)
+        missing += [] if given else [line]
+    if "entities" in controls and missing:
+        raise DataError(
+            f"{where}{missing[0]} has no annotation, and others in this export have entities.",
+            "Export annotated tasks only: one without entities has an empty annotation.",
+        )
+    is_single = all(len(row.get("label", ())) < 2 for row in made if "label" in controls)
+    for row in made:
+        if "entities" in controls:
+            row.setdefault("entities", [])
+        if "label" in controls:
+            row["label"] = row.get("label", [None])[0] if is_single else row.get("label")
+    return made
