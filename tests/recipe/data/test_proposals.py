@@ -122,7 +122,7 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
     # The first line.
     ("decoder", "Query:text, Agent Response:text, Intent:class", "causal-lm prompt=Query completion=Agent Response"),
     ("decoder", "Patient:text, Doctor:text, Description:text", "? causal-lm prompt=Patient completion=Doctor"),
-    ("masked", "review_type:class, review_content:text, top_critic:flag", "? text-classification text=review_content label=review_type"),
+    ("masked", "review_type:class, review_content:text, top_critic:flag", "text-classification text=review_content label=review_type"),
     ("masked", "Average_Score:score, Negative_Review:text, Positive_Review:text, Reviewer_Score:score",
      "? text-classification text=Negative_Review text_pair=Positive_Review label=Reviewer_Score"),
     ("encoder", "Song:title, Album:title, Lyrics:text, Explicit:flag", "? text-classification text=Lyrics label=Explicit"),
