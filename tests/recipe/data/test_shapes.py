@@ -211,6 +211,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "? task=causal-lm completion_column=solution > causal-lm prompt=problem completion=solution"),
     shape("ultrafeedback bin", "decoder", lambda n:{"prompt":"q","prompt_id":f"p{n}","chosen":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"rejected":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"messages":[{"role":"user","content":"q"},{"role":"assistant","content":s()}],"score_chosen":8.0,"score_rejected":5.0},
           "! task=dpo"),
+    shape("pairs with their ratings", "decoder", lambda n: {"prompt": s(), "chosen": s(), "rejected": s(), "chosen_rating": 4.5, "rejected_rating": 1, "status": "submitted"},
+          "dpo prompt=prompt chosen=chosen rejected=rejected", argv="task=dpo"),
     shape("shp", "decoder", lambda n:{"post_id":f"p{n}","domain":o("askx","asky"),"upvote_ratio":0.9,"history":s(20),"c_root_id_A":"a","human_ref_A":s(),"human_ref_B":s(),"labels":n%2,"score_A":5,"score_B":9},
           "?"),
     shape("kto", "decoder", lambda n:{"prompt":s(),"completion":s(),"label":n%2==0},
