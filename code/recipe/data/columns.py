@@ -262,7 +262,11 @@ def _no_candidate(
             f"{named_settings(settings)}.",
             "Leave some out; docs/REFERENCE.md lists the columns of each task.",
         )
-    by_name = (CellKind.TOKEN_IDS, CellKind.ARTICLES)  # of columns that no one names by hand
+    by_name = (
+        CellKind.TOKEN_IDS,
+        CellKind.ARTICLES,
+        CellKind.TURNS,
+    )  # of columns that no one names by hand
     usual = [m for m in matches if all(c.kind not in by_name for c in m.form.columns)]
     match = min(
         usual or matches,
