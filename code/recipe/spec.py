@@ -347,6 +347,8 @@ REJECTED_NAMES = (
     *("rejected.value", "non_preferred_output"),
 )
 """Columns of preference pairs, which tasks of post-training read."""
+TALK_NAMES = (*MESSAGES_NAMES, "input.messages")
+"""Columns of conversations that judged answers end (OpenAI has the last one)."""
 PREFERENCES = (
     "Give task=dpo for a model that prefers the chosen answers (or task=orpo, without a reference "
     "model), or task=reward for a model that scores answers."

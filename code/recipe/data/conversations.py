@@ -26,8 +26,6 @@ _ROLES: Mapping[str, str] = {
     **{name: name for name in ("developer", "function", "ipython", "context", "document")},
     **_SHAREGPT,
 }
-_CALL = "function_call"
-"""ShareGPT's value of `from` of an assistant's turn that is the JSON of its calls of tools."""
 _PARTS = ("reasoning", "text", "tool_call")
 """LLaMA-Factory's types of parts, in the order in which chat templates write them."""
 LEARNING_KEYS = ("train", "weight")
@@ -143,7 +141,9 @@ def _turn(where: str, message: Message) -> Message:
     for part in content if isinstance(content, list) else [content] * (not texts):
         # OpenAI's text parts are joined unchanged; Bedrock's and Gemini's have no type.
         kind = part.get("type") if isinstance(part, dict) else None
-        is_bedrocks = isinstance(part, dict) and _keys(part) == {"text"}
+        is_bedrocks = isinstance(part, dict) and [
+            key for key, value in part.items() if value is not None
+        ] == ["text"]
         if not (kind == "text" or is_bedrocks) or not isinstance(part.get("text"), str):
             shown = kind if kind not in (None, "text") else json.dumps(part, default=str)[:60]
             raise DataError(
@@ -154,33 +154,25 @@ def _turn(where: str, message: Message) -> Message:
     return {"role": role, "content": "".join(texts), **others}
 
 
-def _keys(part: Mapping[str, Any]) -> set[str]:
-    return {key for key, value in part.items() if value is not None}
-
-
 def _as_openais(where: str, message: Message) -> Message:
     """Return a message as OpenAI's API has it, if its calls of tools or its parts are those of
     ShareGPT, Gemini or LLaMA-Factory."""
-    others = {key: other for key, other in message.items() if key not in ("content", "parts")}
-    if message.get("from") == _CALL and message.get("role") is None:
-        rest = {key: other for key, other in message.items() if key not in ("from", "value")}
-        calls = _called(f"{where} ({_CALL}, from 0)", [message.get("value")])
-        return {**rest, "role": "assistant", "tool_calls": calls}
+    if message.get("from") == "function_call" and message.get("role") is None:
+        calls = _called(f"{where} (function_call, from 0)", [message.get("value")])
+        return {**message, "from": None, "value": None, "role": "assistant", "tool_calls": calls}
     content = message.get("content")
     if content is None and message.get("parts") is not None:
-        return {**others, "content": message["parts"]}
+        return {**message, "parts": None, "content": message["parts"]}
     parts = content if isinstance(content, list) else []
-    if not parts or any(not isinstance(p, dict) or _keys(p) != {"type", "value"} for p in parts):
+    parts = [part if isinstance(part, dict) else {} for part in parts]
+    held = {kind: [p.get("value") for p in parts if p.get("type") == kind] for kind in _PARTS}
+    kinds = [kind for kind, some in held.items() for _ in some]
+    if not parts or kinds != [{*part} == {"type", "value"} and part["type"] for part in parts]:
         return message
-    kinds = [part["type"] for part in parts]
-    held = {kind: [p["value"] for p in parts if p["type"] == kind] for kind in _PARTS}
-    if kinds != [kind for kind, some in held.items() for _ in some]:
-        return message
-    if held["reasoning"]:
-        others["reasoning_content"] = "".join(held["reasoning"])
-    if held["tool_call"]:
-        others["tool_calls"] = _called(where, held["tool_call"])
-    return {**others, "content": [{"type": "text", "text": text} for text in held["text"]] or ""}
+    texts = [{"type": "text", "text": text} for text in held["text"]] or ""
+    more = {"reasoning_content": "".join(held["reasoning"])} if held["reasoning"] else {}
+    more |= {"tool_calls": _called(where, held["tool_call"])} if held["tool_call"] else {}
+    return {**message, "content": texts, **more}
 
 
 def _called(where: str, values: Sequence[Any]) -> str:
@@ -188,19 +180,15 @@ def _called(where: str, values: Sequence[Any]) -> str:
     `tool_calls`."""
     calls: list[Any] = []
     for value in values:
-        try:
+        read = None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
             read = json.loads(value)
-        except (TypeError, ValueError, RecursionError):
-            read = None
-        some = read if isinstance(read, list) and read else [read]
-        if not all(isinstance(one, dict) and {*one} == {"name", "arguments"} for one in some):
-            shown = json.dumps(value, default=str)[:80]
-            raise DataError(
-                f"{where} has a tool call that cannot be read: {shown}.",
-                'Write it as the JSON of a name and arguments: {"name": "...", "arguments": '
-                "{...}}.",
-            )
-        calls += some
+        calls += read if isinstance(read, list) and read else [read]
+    if not all(isinstance(one, dict) and {*one} == {"name", "arguments"} for one in calls):
+        raise DataError(
+            f"{where} has a tool call that cannot be read: {json.dumps(values, default=str)[:80]}.",
+            'Write it as the JSON of a name and arguments: {"name": "...", "arguments": {...}}.',
+        )
     return json.dumps([{"type": "function", "function": call} for call in calls])
 
 

@@ -32,10 +32,9 @@ _MESSAGES = Column(
 )  # JumpStart's dialog
 _TOOLS = Column(role="tools", names=("tools",), is_optional=True)
 _SYSTEM = Column(
-    role="system",
+    role="system", is_optional=True,
     names=("system", "system_prompt", "system_message", "systemInstruction.parts"),
-    is_optional=True,
-)
+)  # fmt: skip
 _CONTENTS = replace(_MESSAGES, names=("contents",), kind=CellKind.TURNS, is_content=False)
 """Gemini's messages. Columns of texts may be called so, too."""
 _PROMPT = Column(
