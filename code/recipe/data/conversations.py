@@ -163,8 +163,7 @@ def _as_openais(where: str, message: Message) -> Message:
     content = message.get("content")
     if content is None and message.get("parts") is not None:
         return {**message, "parts": None, "content": message["parts"]}
-    parts = content if isinstance(content, list) else []
-    parts = [part if isinstance(part, dict) else {} for part in parts]
+    parts = [p if isinstance(p, dict) else {} for p in content] if isinstance(content, list) else []
     held = {kind: [p.get("value") for p in parts if p.get("type") == kind] for kind in _PARTS}
     kinds = [kind for kind, some in held.items() for _ in some]
     if not parts or kinds != [{*part} == {"type", "value"} and part["type"] for part in parts]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.column_words import DISPREFERRED, PREFERRED, plain_word, split_name
+from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, split_name, words_of
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
@@ -147,7 +147,9 @@ def _judged(
     verdicts = [name for name in ignored if verdicts_in(part, name)]
     spec, roles = TASKS["kto"], {**proposal.selection.columns, "label": verdicts}
     forms = [form for form in spec.forms if {*form.roles} == {*roles}]
-    if proposal.task != "causal-lm" or len(verdicts) != 1 or not forms:
+    words = words_of(proposal.selection.get("completion") or "reply")
+    is_answer = not {*ANSWERS, "reply", "target"}.isdisjoint(words)
+    if proposal.task != "causal-lm" or len(verdicts) != 1 or not forms or not is_answer:
         return None
     return _checked(part, spec, forms[0], roles, settings, proposal.cost, works)
 

@@ -26,7 +26,8 @@ _MARGIN = Column(role="margin", names=("margin",), is_optional=True, is_target=T
 _COMPLETION = Column(
     role="completion", names=COMPLETION_NAMES, setting="completion_column", is_target=True
 )
-_LABEL = Column(role="label", names=LABEL_NAMES, setting="label_column", is_target=True)
+_LABEL = Column(role="label", names=(*LABEL_NAMES, "kto_tag"),  # LLaMA-Factory has the last one
+                setting="label_column", is_target=True)  # fmt: skip
 _REPEATED = ("messages",)
 """A column of public data that repeats the chosen conversation."""
 _PAIRS = (
