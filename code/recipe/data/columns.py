@@ -387,8 +387,7 @@ def _check_weak_names(
             ]
         elif column.role == "label" and is_label(name):
             others += [o for o in free if words_of(o)[-1] == "label" != words_of(o)[0]]
-        elif column.is_target and "rejected" not in selection:
-            # Beside preference pairs they are what the chosen and rejected answers got.
+        elif column.is_target and "rejected" not in selection:  # whose answers have scores
             others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:
             described = column_words.METADATA | column_words.STATES | column_words.RECORDS

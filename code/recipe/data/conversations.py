@@ -163,10 +163,12 @@ def _as_openais(where: str, message: Message) -> Message:
     content = message.get("content")
     if content is None and message.get("parts") is not None:
         return {**message, "parts": None, "content": message["parts"]}
-    parts = [p if isinstance(p, dict) else {} for p in content] if isinstance(content, list) else []
-    held = {kind: [p.get("value") for p in parts if p.get("type") == kind] for kind in _PARTS}
+    parts = content if isinstance(content, list) else []
+    if not parts or any(not isinstance(p, dict) or {*p} != {"type", "value"} for p in parts):
+        return message
+    held = {kind: [p["value"] for p in parts if p["type"] == kind] for kind in _PARTS}
     kinds = [kind for kind, some in held.items() for _ in some]
-    if not parts or kinds != [{*part} == {"type", "value"} and part["type"] for part in parts]:
+    if kinds != [isinstance(part["value"], str) and part["type"] for part in parts]:
         return message
     texts = [{"type": "text", "text": text} for text in held["text"]] or ""
     more = {"reasoning_content": "".join(held["reasoning"])} if held["reasoning"] else {}

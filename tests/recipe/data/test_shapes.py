@@ -225,6 +225,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           'causal-lm messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": null}}}]}, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "3!"}]'),
     shape("LLaMA-Factory's parts", "decoder", lambda n: {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}, {"role": "assistant", "content": [{"type": "reasoning", "value": "hm"}, {"type": "text", "value": "yes"}]}]},
           'causal-lm messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]'),
+    shape("LLaMA-Factory's parts without a value", "decoder", lambda n: {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}, {"role": "assistant", "content": [{"type": "reasoning", "value": None}, {"type": "text", "value": "yes"}]}]},
+          "! has a part that is not a text"),
     shape("LLaMA-Factory's calls", "decoder", lambda n: {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}, {"role": "assistant", "content": [{"type": "tool_call", "value": '{"name": "f", "arguments": {}}'}]}]},
           'causal-lm messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}]'),
     shape("LLaMA-Factory's parts in another order", "decoder", lambda n: {"messages": [{"role": "user", "content": [{"type": "text", "value": "hi"}]}, {"role": "assistant", "content": [{"type": "text", "value": "yes"}, {"type": "reasoning", "value": "hm"}]}]},

@@ -448,9 +448,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name + _CLASS_AS_SCORE + _LOOKS["score"][look]
     fit = _LOOKS[kind].get(look)
     if fit is None:
-        are_messages = look == "records" and column.role in ("prompt", "completion")
-        may_be = are_messages or look in ("nothing", "constant")
-        return by_name if may_be and by_name == LISTED else None
+        more = ["records"] * (column.role in ("prompt", "completion"))  # lists of messages
+        return by_name if look in ("nothing", "constant", *more) and by_name == LISTED else None
     if look == "list" and by_name > RELATED:
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
