@@ -174,7 +174,7 @@ def _shown_forms(spec: TaskSpec, most: int) -> str:
         form = form.with_pair(form.pairs[0]) if form.pairs else form
         required = [column for column in form.columns if not column.is_optional]
         if form.needs_task or any(
-            c.kind in (CellKind.TOKEN_IDS, CellKind.ARTICLES) for c in required
+            c.kind in (CellKind.TOKEN_IDS, CellKind.ARTICLES, CellKind.TURNS) for c in required
         ):
             continue
         is_dotted = any("." in column.names[0] for column in required)

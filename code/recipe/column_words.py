@@ -214,6 +214,17 @@ VERDICTS = _words(
     "correctness feedback helpfulness is_correct liked quality_score thumbs_up",
 )
 """Names of what is thought of a completion, which may be a bad one, or of what it should be."""
+PREFERRED = _words(
+    "accepted best better chosen good preferred winn aceptad ausgewahlt bevorzugt besser beter",
+    "battre choisi elegid escolhid gekozen gewahlt lepsi lepsz meilleur mejor melhor miglior",
+    "preferid scelt valgt vald vybran wybran лучш выбранн 好 更好 较好 优选 良い 採用 선택",
+)
+DISPREFERRED = _words(
+    "bad dispreferred los rejected worse worst abgelehnt afgewezen afvist avvisad avvist",
+    "gorsz horsi mauvais odmitnut odrzucon peggior peor pior pire rechazad rejeitad rejete",
+    "rifiutat scartat samre schlechter slechter худш отклоненн 差 更差 较差 拒绝 悪い 不採用 거절",
+)
+"""Beginnings of words in names of the better and the worse answer to a prompt."""
 WORKS = _words("album artist asin band brand cast director isbn lyric plot price song synopsis")
 """Last words of names in tables of works and products, whose titles are no part of a text."""
 PARTS = _words("extracted highlighted matched quoted selected")

@@ -27,6 +27,7 @@ class CellKind(Enum):
     TEXTS = "a list of texts"
     TOKEN_IDS = "a list of token ids"
     ARTICLES = "SQuAD's articles or paragraphs"
+    TURNS = "Gemini's turns: roles with parts of texts"
     IMAGE = "an image or the path of one"
 
 
@@ -346,6 +347,8 @@ REJECTED_NAMES = (
     *("rejected.value", "non_preferred_output"),
 )
 """Columns of preference pairs, which tasks of post-training read."""
+TALK_NAMES = (*MESSAGES_NAMES, "input.messages")
+"""Columns of conversations that judged answers end (OpenAI has the last one)."""
 PREFERENCES = (
     "Give task=dpo for a model that prefers the chosen answers (or task=orpo, without a reference "
     "model), or task=reward for a model that scores answers."

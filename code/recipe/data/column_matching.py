@@ -33,6 +33,8 @@ from recipe.spec import (
 from recipe.task_table import names_target
 
 PAIRED = "text_pair_column"
+_RECORDS = {CellKind.ARTICLES: "qas", CellKind.TURNS: "parts"}
+"""Kinds of records, and a key that they have."""
 _SHARED = ("text_column", PAIRED, "label_column")
 """Hyperparameters that name columns of several tasks."""
 
@@ -180,7 +182,7 @@ def match_form(
                 )
                 and (is_list(field.type) or column.kind not in (CellKind.TEXTS, CellKind.TOKEN_IDS))
                 and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
-                and (column.kind is not CellKind.ARTICLES or "qas" in str(field.type))
+                and _RECORDS.get(column.kind, "") in str(field.type)
             ]
         if not hits:
             hits = [f.name for f in free if column.is_like(f.name) and not is_list(f.type)]

@@ -34,7 +34,13 @@ _SAMPLE_ROWS = 1_000
 _FEWEST_ROWS, _MOST_CLASSES = 12, 50
 _WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
 _LONG_WORD = 15
-_FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
+_VERDICTS = [
+    (frozenset(good.split()), frozenset(bad.split()))
+    for good, bad in (("1 1.0 true", "0 0.0 false"), ("1 1.0", "-1 -1.0"), ("good", "bad"),
+                      ("up thumbs_up 👍", "down thumbs_down 👎"), ("like", "dislike"))
+]  # fmt: skip
+"""Words that stand together for good and bad answers, flags first."""
+_FLAGS = frozenset.union(*_VERDICTS[0])
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
 
@@ -84,12 +90,17 @@ def may_be_text(part: Part, name: str) -> bool:
     return not all(is_number(cell) or DATE.fullmatch(cell.strip()) for cell in cells)
 
 
+def verdicts_in(part: Part, name: str) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Return the words for good and for bad answers, if a column holds only such words."""
+    is_nested = pa.types.is_nested(part.table.schema.field(name).type)
+    values = None if is_nested else part.distinct(name, len(_FLAGS))
+    words = {str(value).strip().lower() for value in values or ()}
+    return next((both for both in _VERDICTS if words and words <= frozenset.union(*both)), None)
+
+
 def is_flag(part: Part, name: str) -> bool:
     """Return whether a column holds only 0 and 1, or true and false."""
-    if pa.types.is_nested(part.table.schema.field(name).type):
-        return False
-    values = part.distinct(name, len(_FLAGS)) or ["none"]
-    return {str(value).lower() for value in values} <= {*_FLAGS}
+    return verdicts_in(part, name) == _VERDICTS[0]
 
 
 def is_search(part: Part, name: str) -> bool:

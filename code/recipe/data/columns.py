@@ -39,6 +39,7 @@ from recipe.data.column_settings import (
     named_settings,
     quote_value,
     show_examples,
+    verdicts_in,
 )
 from recipe.data.files.part import Part
 from recipe.errors import DataError
@@ -50,6 +51,7 @@ from recipe.spec import (
     PREFERENCES,
     PROMPT_NAMES,
     REJECTED_NAMES,
+    TALK_NAMES,
     CellKind,
     Column,
     Form,
@@ -217,7 +219,7 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
         for known in sorted({*map(normalize_name, names)} & {*columns} - ignored)[:1]
     ]
     if len(pair) == 2 and not settings.named_columns:
-        prompts = {*map(normalize_name, PROMPT_NAMES), "messages"}
+        prompts = {*map(normalize_name, (*PROMPT_NAMES, *TALK_NAMES))}
         unread = [
             name
             for name in part.table.column_names
@@ -263,7 +265,7 @@ def _no_candidate(
             f"{named_settings(settings)}.",
             "Leave some out; docs/REFERENCE.md lists the columns of each task.",
         )
-    by_name = (CellKind.TOKEN_IDS, CellKind.ARTICLES)  # of columns that no one names by hand
+    by_name = (CellKind.TOKEN_IDS, CellKind.ARTICLES, CellKind.TURNS)  # not named by hand
     usual = [m for m in matches if all(c.kind not in by_name for c in m.form.columns)]
     match = min(
         usual or matches,
@@ -327,7 +329,7 @@ def _check_unread(
     elif spec.name == "causal-lm" and "role" in keys:
         final = TURNS
     what = selection.describe()
-    if "completion" in selection and any(is_flag(part, name) for name in unread):
+    if "completion" in selection and any(verdicts_in(part, name) for name in unread):
         what += "; task=kto learns from good and bad completions"
     advice = "" if is_first else "To read them, give all files of the training data these columns."
     raise ColumnsError(
@@ -394,7 +396,7 @@ def _check_weak_names(
             ]
         elif column.role == "label" and is_label(name):
             others += [o for o in free if words_of(o)[-1] == "label" != words_of(o)[0]]
-        elif column.is_target:
+        elif column.is_target and "rejected" not in selection:  # whose answers have scores
             others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:
             described = column_words.METADATA | column_words.STATES | column_words.RECORDS
@@ -414,8 +416,8 @@ def _check_weak_names(
 def _judges(part: Part, name: str) -> bool:
     """Return whether a column says what is thought of a completion: it may be a bad one."""
     other = column_words.RECORDS | column_words.METADATA
-    is_verdict = is_flag(part, name) and not column_words.ends_in(name, other)
-    return is_verdict or column_words.ends_in(name, column_words.VERDICTS)
+    is_verdict = verdicts_in(part, name) and not column_words.ends_in(name, other)
+    return bool(is_verdict) or column_words.ends_in(name, column_words.VERDICTS)
 
 
 def _says_another(name: str, other: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe.data.column_settings import NOTHING
@@ -27,6 +27,8 @@ _ROLES: Mapping[str, str] = {
     **_SHAREGPT,
 }
 _EXCHANGE = {"input": "user", "output": "assistant"}
+_PARTS = ("reasoning", "text", "tool_call")
+"""LLaMA-Factory's types of parts, in the order in which chat templates write them."""
 LEARNING_KEYS = ("train", "weight")
 """Keys of an assistant's turn that are false or 0 if it is not learned."""
 Message = dict[str, Any]
@@ -93,6 +95,7 @@ def _exchange(item: Message) -> list[Message]:
 
 
 def _turn(where: str, message: Message) -> Message:
+    message = _as_openais(where, message)
     is_sharegpt = message.get("role") is None and message.get("from") is not None
     keys, roles = (("from", "value"), _SHAREGPT) if is_sharegpt else (("role", "content"), _ROLES)
     speaker, content = (message.get(key) for key in keys)
@@ -146,7 +149,7 @@ def _turn(where: str, message: Message) -> Message:
         )
     texts = [content] if isinstance(content, str) else []
     for part in content if isinstance(content, list) else [content] * (not texts):
-        # OpenAI's text parts are joined unchanged; Bedrock's have no type.
+        # OpenAI's text parts are joined unchanged; Bedrock's and Gemini's have no type.
         kind = part.get("type") if isinstance(part, dict) else None
         is_bedrocks = isinstance(part, dict) and [
             key for key, value in part.items() if value is not None
@@ -159,6 +162,45 @@ def _turn(where: str, message: Message) -> Message:
             )
         texts.append(part["text"])
     return {"role": role, "content": "".join(texts), **others}
+
+
+def _as_openais(where: str, message: Message) -> Message:
+    """Return a message as OpenAI's API has it, if its calls of tools or its parts are those of
+    ShareGPT, Gemini or LLaMA-Factory."""
+    if message.get("from") == "function_call" and message.get("role") is None:
+        calls = _called(f"{where} (function_call, from 0)", [message.get("value")])
+        return {**message, "from": None, "value": None, "role": "assistant", "tool_calls": calls}
+    content = message.get("content")
+    if content is None and message.get("parts") is not None:
+        return {**message, "parts": None, "content": message["parts"]}
+    parts = content if isinstance(content, list) else []
+    if not parts or any(not isinstance(p, dict) or {*p} != {"type", "value"} for p in parts):
+        return message
+    held = {kind: [p["value"] for p in parts if p["type"] == kind] for kind in _PARTS}
+    kinds = [kind for kind, some in held.items() for _ in some]
+    if kinds != [isinstance(part["value"], str) and part["type"] for part in parts]:
+        return message
+    texts = [{"type": "text", "text": text} for text in held["text"]] or ""
+    more = {"reasoning_content": "".join(held["reasoning"])} if held["reasoning"] else {}
+    more |= {"tool_calls": _called(where, held["tool_call"])} if held["tool_call"] else {}
+    return {**message, "content": texts, **more}
+
+
+def _called(where: str, values: Sequence[Any]) -> str:
+    """Return calls, each the JSON of a name and arguments or of a list of these, as the JSON of
+    `tool_calls`."""
+    calls: list[Any] = []
+    for value in values:
+        read = None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            read = json.loads(value)
+        calls += read if isinstance(read, list) and read else [read]
+    if not all(isinstance(one, dict) and {*one} == {"name", "arguments"} for one in calls):
+        raise DataError(
+            f"{where} has a tool call that cannot be read: {json.dumps(values, default=str)[:80]}.",
+            'Write it as the JSON of a name and arguments: {"name": "...", "arguments": {...}}.',
+        )
+    return json.dumps([{"type": "function", "function": call} for call in calls])
 
 
 def _objects(where: str, value: Any) -> list[dict[str, Any]]:

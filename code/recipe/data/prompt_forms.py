@@ -110,8 +110,11 @@ def read_templates(folders: Iterable[Path]) -> dict[Path, JumpStartTemplate]:
     return templates
 
 
-def fill_alpaca(read: ReadFile) -> ReadFile:
+def fill_alpaca(read: ReadFile, is_chat: bool = False) -> ReadFile:
     """Return a file with Stanford Alpaca's prompts of its instructions and inputs.
+
+    Args:
+        is_chat: Whether they are turns of conversations: an input after a line end.
 
     Raises:
         DataError: They are not texts.
@@ -126,17 +129,16 @@ def fill_alpaca(read: ReadFile) -> ReadFile:
                 "Write it as texts, or name a column of whole prompts: prompt_column=... "
                 "completion_column=...",
             )
+    both, alone = ("{}\n{}", "{}") if is_chat else (ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT)
     prompts = (
         [
-            ALPACA_WITH_INPUT.format(instruction or "", given)
-            if given
-            else ALPACA_WITHOUT_INPUT.format(instruction or "")
+            both.format(instruction or "", given) if given else alone.format(instruction or "")
             for instruction, given in zip(*batch.to_pydict().values(), strict=True)
         ]
         for _, batch in read.part.batches([columns[PROMPT], columns[INPUT]])
     )
     part = read.part.with_column(columns[PROMPT], spooled_column(pa.large_string(), prompts))
-    kind = f"{part.format}, prompts by Alpaca's template"
+    kind = part.format if is_chat else f"{part.format}, prompts by Alpaca's template"
     return dataclasses.replace(read, part=dataclasses.replace(part, format=kind))
 
 

@@ -42,7 +42,7 @@ SEVERAL = [{"text": f"a film of {n}", "label": ["a", "b"][: 1 + n % 2]} for n in
             ({"messages": TALK, "tools": "[" * 100_000}, {}, ["line 1", "tools"]),
             ({"messages": [*TALK, {"role": "assistant", "content": None}]}, {}, ["message 4 (assis"]),
             ({"messages": [{"role": "judge", "content": "x"}]}, {}, ["the role 'judge'", "known are"]),
-            ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["'function_call'"]),
+            ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["(function_call", "a name and arguments"]),
             (
                 {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
                 {},

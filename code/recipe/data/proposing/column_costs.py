@@ -468,7 +468,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name + _CLASS_AS_SCORE + _LOOKS["score"][look]
     fit = _LOOKS[kind].get(look)
     if fit is None:
-        return by_name if look in ("nothing", "constant") and by_name == LISTED else None
+        more = ["records"] * (column.role in ("prompt", "completion"))  # lists of messages
+        return by_name if look in ("nothing", "constant", *more) and by_name == LISTED else None
     if look == "list" and kind == "text" and not column.is_target:
         if words_of(name)[-1] in _LISTS_OF_WORDS:
             by_name = min(by_name, RELATED)

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.column_words import split_name
+from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, split_name, words_of
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
-    is_flag,
     is_identifier,
     is_search,
     quote_value,
     sample_cells,
+    verdicts_in,
 )
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
@@ -59,6 +59,8 @@ _FEW = 10
 _TEXTS = {"text", "words", "list", "records"}
 _MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
+_PREFERRED = 10
+"""How much less it costs to learn pairs of a better and a worse answer than the better ones."""
 _NEAR = 10
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
@@ -104,13 +106,18 @@ def find(
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
     ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
-    for task, task_cost in tasks.items():
+    preferring = dataclasses.replace(settings, columns=settings.columns or _preferred(names))
+    ways = {**tasks}
+    if preferring != settings and len(tasks) > 1 and "causal-lm" in tasks:
+        ways["dpo"] = tasks["causal-lm"] - _PREFERRED
+    for task, task_cost in ways.items():
         spec = TASKS[task]
         for form in spec.forms:
             known = {*map(normalize_name, looks)}
             pairs = (pair for pair in form.pairs if known.issuperset(map(normalize_name, pair)))
             form = next(map(form.with_pair, pairs), form)
-            for cost, roles in rank_roles(form, looks, settings):
+            given = preferring if "chosen" in form.roles else settings
+            for cost, roles in rank_roles(form, looks, given):
                 key = task, *sorted((role, *names) for role, names in roles.items())
                 if key not in ranked or ranked[key][0] > cost + task_cost:
                     ranked[key] = cost + task_cost, spec, form, roles
@@ -121,21 +128,18 @@ def find(
         for proposal in _translations(part, TASKS[task], settings)
     }
     # Of tasks that read the same, the last of a folder is the most general one.
-    ranks = {task: rank for rank, task in enumerate(tasks)}
+    ranks = {task: rank for rank, task in enumerate(ways)}
     ordered = sorted(ranked.values(), key=lambda item: (item[0], -ranks[item[1].name]))
     for cost, spec, form, roles in ordered[:_MOST_CHECKED]:
         if proposed and cost > next(iter(proposed.values())).cost + _NEAR:
             break
-        proposal = _checked(part, spec, form, roles, settings, cost)
+        proposal = _checked(part, spec, form, roles, settings, cost, works)
         if proposal is None:
             continue
-        line: dict[str, Any] = {**proposal.settings}
-        if not works(part, spec.name, dataclasses.replace(settings, **line)):
-            continue
-        if len(tasks) > 1 and (judged := _judged(part, proposal, settings)) is not None:
-            proposed.setdefault("kto", judged)
+        if len(tasks) > 1 and (judged := _judged(part, proposal, settings, works)) is not None:
+            proposed = {"kto": judged, **proposed}
         read = tuple(sorted(proposal.selection.names))
-        proposed.setdefault((spec.folder, read), proposal)
+        proposed.setdefault((spec.folder, read) if spec.name in tasks else "dpo", proposal)
         if len(proposed) >= MOST:
             break
     return list(proposed.values())[:MOST]
@@ -162,19 +166,30 @@ def _rank_labels(
             ranked[key] = (cost, *ranked[key][1:])
 
 
-def _judged(part: Part, proposal: Proposal, settings: DataSettings) -> Proposal | None:
+def _judged(
+    part: Part, proposal: Proposal, settings: DataSettings, works: Works
+) -> Proposal | None:
     """Return the way to learn from good and bad completions, if a column says which are good."""
-    flags = [
-        name
-        for name in split_values(proposal.settings.get("ignore_columns"))
-        if is_flag(part, name)
-    ]
-    columns = proposal.selection.columns
-    if not {"prompt", "completion"} <= {*columns} or len(flags) != 1:
+    ignored = split_values(proposal.settings.get("ignore_columns"))
+    verdicts = [name for name in ignored if verdicts_in(part, name)]
+    spec, roles = TASKS["kto"], {**proposal.selection.columns, "label": verdicts}
+    forms = [form for form in spec.forms if {*form.roles} == {*roles}]
+    words = words_of(proposal.selection.get("completion") or "reply")
+    is_answer = not {*ANSWERS, "reply", "target"}.isdisjoint(words)
+    if proposal.task != "causal-lm" or len(verdicts) != 1 or not forms or not is_answer:
         return None
-    roles = {role: columns[role] for role in ("prompt", "completion")} | {"label": flags}
-    spec = TASKS["kto"]
-    return _checked(part, spec, spec.forms[0], roles, settings, proposal.cost)
+    return _checked(part, spec, forms[0], roles, settings, proposal.cost, works)
+
+
+def _preferred(names: Sequence[str]) -> str | None:
+    """Return the value of `columns` for a better and a worse answer, whose names differ in a word
+    for that: `better_reply` and `worse_reply`."""
+    plain = {plain_word(name): name for name in names if not {*name} & {*",:"}}
+    for word, other in itertools.product(sorted(PREFERRED), sorted(DISPREFERRED)):
+        for name in plain:
+            if word in name and (worse := name.replace(word, other, 1)) in plain:
+                return f"chosen:{plain[name]},rejected:{plain[worse]}"
+    return None
 
 
 def _is_markup(name: str, names: Sequence[str]) -> bool:
@@ -299,8 +314,9 @@ def _names_columns(part: Part) -> bool:
 
 
 def _checked(
-    part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, cost: float
-) -> Proposal | None:
+    part: Part, spec: TaskSpec, form: Form, roles: Roles, settings: DataSettings, cost: float,
+    works: Works,
+) -> Proposal | None:  # fmt: skip
     """Return the shortest line by which these columns are read; None if none works."""
     is_text = len(roles) == 1 and form[next(iter(roles))].kind is CellKind.TEXT
     for is_short in (True, False):
@@ -322,6 +338,8 @@ def _checked(
                 return None
             read = {role: sorted(names) for role, names in selection.columns.items()}
             if all(read.get(role) == sorted(names) for role, names in roles.items()):
+                if not works(part, spec.name, dataclasses.replace(settings, **line)):
+                    return None
                 return Proposal(task=spec.name, settings=line, selection=selection, cost=cost)
             break
     return None
@@ -336,7 +354,8 @@ def _label_settings(
         DataError: None are known.
     """
     names = selection.columns.get("label", ())
-    if "label" not in selection or selection.form["label"].setting != "label_column":
+    is_verdict = not {"completion", "messages"}.isdisjoint(selection.columns)
+    if not names or is_verdict or selection.form["label"].setting != "label_column":
         return {}
     if len(names) > 1:
         values.one_label_column(part, names)
@@ -422,8 +441,13 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             cells = sample_cells(part, name)
             if not cells:
                 raise DataError(f"Column {name!r} has no value in its first rows.")
+            are_messages = isinstance(cells[0], list) and column.role in ("prompt", "completion")
+            if column.role == "messages" or are_messages:
+                conversations.read_conversation(part, 0, cells[0], name)
+                continue
             if values.listed_as(part, column, name):
                 continue
+            if column.kind is CellKind.TEXT and not column.is_repeated:
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "label":
@@ -443,8 +467,6 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             elif column.role == "text" and isinstance(cells[0], list):
                 if any(isinstance(item, dict) and "text" not in item for item in cells[0]):
                     raise DataError(f"Column {name!r} holds no texts.")
-            elif column.role == "messages":
-                conversations.read_conversation(part, 0, part.table[name][0].as_py(), name)
             elif column.role == "tags" and isinstance(cells[0], list):
                 of_words = isinstance(cells[0][0], str)
                 if of_words and not is_list(part.table.schema.field(selection["tokens"]).type):

@@ -32,8 +32,11 @@ _MESSAGES = Column(
 )  # JumpStart's dialog
 _TOOLS = Column(role="tools", names=("tools",), is_optional=True)
 _SYSTEM = Column(
-    role="system", names=("system", "system_prompt", "system_message"), is_optional=True
-)
+    role="system", is_optional=True,
+    names=("system", "system_prompt", "system_message", "systemInstruction.parts"),
+)  # fmt: skip
+_CONTENTS = replace(_MESSAGES, names=("contents",), kind=CellKind.TURNS, is_content=False)
+"""Gemini's messages. Columns of texts may be called so, too."""
 _PROMPT = Column(
     role="prompt",
     names=PROMPT_NAMES,
@@ -131,6 +134,7 @@ SPECS = (
             ALPACA,
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), extras=_TOPICS),
             Form((_PROMPT, _COMPLETION, _TOOLS, _SYSTEM), pairs=_TURNS, extras=_TOPICS),
+            Form((_CONTENTS, _SYSTEM), extras=("systemInstruction.role",)),
             Form((TOKEN_IDS,)),
             Form((TEXT,), extras=_DOCUMENTED),
         ),

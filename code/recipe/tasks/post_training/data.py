@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import held_out, values
-from recipe.data.column_names import ADDRESS, COMPLETION, LABEL, PROMPT
+from recipe.data import held_out, prompt_forms, values
+from recipe.data.column_names import ADDRESS, COMPLETION, LABEL, MESSAGES, PROMPT
+from recipe.data.column_settings import verdicts_in
 from recipe.data.conversations import read_conversation
 from recipe.data.files.part import Part, is_list
 from recipe.data.held_out import DataSets
@@ -21,7 +22,8 @@ from recipe.settings import DataSettings
 from recipe.spec import COMPLETION_NAMES, TaskSpec, normalize_name
 
 ANSWER, CHOSEN, REJECTED, MARGIN = "answer", "chosen", "rejected", "margin"
-_ROLES = {PROMPT: "user", CHOSEN: "assistant", REJECTED: "assistant", COMPLETION: "assistant"}
+_ROLES = {MESSAGES: "user", PROMPT: "user"}
+_ROLES |= dict.fromkeys((CHOSEN, REJECTED, COMPLETION), "assistant")
 """The columns of texts or messages, and whose message a text among messages is."""
 _ANSWERS = frozenset(map(normalize_name, (*COMPLETION_NAMES, "ground_truth", LABEL)))
 _SHOWN = 5
@@ -70,13 +72,23 @@ def _are_messages(cell: Any) -> bool:
 
 def _table(read: ReadFile, are_chats: bool, keeps_all: bool, settings: DataSettings) -> pa.Table:
     """Return the rows of a file, checked."""
-    part, columns = read.part, {role: names[0] for role, names in read.columns.columns.items()}
+    columns = {role: names[0] for role, names in read.columns.columns.items()}
+    if columns.pop(prompt_forms.INPUT, None):
+        read = prompt_forms.fill_alpaca(read, are_chats)
+    part = read.part
+    both = verdicts_in(part, columns[LABEL]) if LABEL in columns else None
+    good, bad = both or (values.TRUE, values.FALSE)
     rows: list[dict[str, Any]] = []
     faults: dict[str, list[str]] = {}
     for first, batch in part.batches([*dict.fromkeys(columns.values())]):
         for number, cells in enumerate(batch.to_pylist(), first):
             given = {role: cells[name] for role, name in columns.items()}
             row, fault = _row(part, number, given, columns, are_chats)
+            if not fault and LABEL in row:
+                word = str(row[LABEL]).strip().lower()
+                row[LABEL] = word in good
+                if word not in good | bad:
+                    fault = f"have no label of true and false, but {word[:20]!r}"
             rows.append(row)
             if fault:
                 faults.setdefault(fault, []).append(part.where(number))
@@ -109,27 +121,26 @@ def _row(
             return dict.fromkeys(given), f"have no {role}"
         if are_chats:
             row[role] = _messages(part, number, cell, _ROLES[role], columns[role])
-        elif not isinstance(cell, str) or _are_messages(cell):
+        elif role == MESSAGES or not isinstance(cell, str) or _are_messages(cell):
             return dict.fromkeys(given), f"have no text as {role}"
         else:
             row[role] = cell
-    if LABEL in row:
-        word = str(row[LABEL]).strip().lower()
-        if word not in values.TRUE | values.FALSE:
-            return row, f"have no label of true and false, but {word[:20]!r}"
-        row[LABEL] = word in values.TRUE
+    if talk := row.pop(MESSAGES, None):
+        row |= {PROMPT: talk} if CHOSEN in row else {PROMPT: talk[:-1], COMPLETION: talk[-1:]}
     if CHOSEN in row and row[CHOSEN] == row[REJECTED]:
         return row, "have equal chosen and rejected answers"
     ends = [row[role][-1] for role in (CHOSEN, REJECTED, COMPLETION) if are_chats and role in row]
+    if row.get(PROMPT) == []:
+        return row, "have no prompt"
     if any(one["role"] != "assistant" or not one["content"].strip() for one in ends):
         return row, "have no text of the assistant at the end of an answer"
     if are_chats and CHOSEN in row:
         row |= _answers(row)
-        if not row.get(PROMPT, True) or "user" in (
-            row[CHOSEN][0]["role"],
-            row[REJECTED][0]["role"],
-        ):
+        prompt, first = row[PROMPT], {row[role][0]["role"] for role in (CHOSEN, REJECTED)}
+        if not prompt or (talk and talk[: len(prompt)] != prompt) or "user" in first:
             return row, "have chosen and rejected answers to different prompts"
+        if talk and prompt[-1]["role"] == "assistant":
+            return row, "have a conversation that ends with an answer, and others to choose from"
     return row, ""
 
 

@@ -11,23 +11,29 @@ from recipe.spec import (
     LABEL_NAMES,
     PROMPT_NAMES,
     REJECTED_NAMES,
+    TALK_NAMES,
     Column,
     Form,
     TaskSpec,
 )
+from recipe.tasks.causal_lm.spec import ALPACA
 
 _PROMPT = Column(role="prompt", names=PROMPT_NAMES, setting="prompt_column")
+_TALK = Column(role="messages", names=TALK_NAMES, setting="messages_column")
 _CHOSEN = Column(role="chosen", names=CHOSEN_NAMES, is_target=True)
 _REJECTED = Column(role="rejected", names=REJECTED_NAMES, is_target=True)
 _MARGIN = Column(role="margin", names=("margin",), is_optional=True, is_target=True)
 _COMPLETION = Column(
     role="completion", names=COMPLETION_NAMES, setting="completion_column", is_target=True
 )
-_LABEL = Column(role="label", names=LABEL_NAMES, setting="label_column", is_target=True)
+_LABEL = Column(role="label", names=(*LABEL_NAMES, "kto_tag"),  # LLaMA-Factory has the last one
+                setting="label_column", is_target=True)  # fmt: skip
 _REPEATED = ("messages",)
 """A column of public data that repeats the chosen conversation."""
 _PAIRS = (
+    Form((*ALPACA.columns[:2], _CHOSEN, _REJECTED), needs_task=True, extras=_REPEATED),
     Form((_PROMPT, _CHOSEN, _REJECTED), needs_task=True, extras=_REPEATED),
+    Form((_TALK, _CHOSEN, _REJECTED), needs_task=True),
     Form((_CHOSEN, _REJECTED), needs_task=True, extras=_REPEATED),
 )
 _SCORED_PAIRS = tuple(
@@ -107,7 +113,11 @@ SPECS = (
     _spec("dpo", _PAIRS, (*_PREFERENCES, "loss_type")),
     _spec(
         "kto",
-        (Form((_PROMPT, _COMPLETION, _LABEL), needs_task=True),),
+        (
+            Form((*ALPACA.columns[:2], _COMPLETION, _LABEL), needs_task=True),
+            Form((_PROMPT, _COMPLETION, _LABEL), needs_task=True),
+            Form((_TALK, _LABEL), needs_task=True),
+        ),
         (*_PREFERENCES, "loss_type"),
         options=UnpairedOptions,
     ),
