@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import ADDRESS, TAGS, TOKENS
 from recipe.data.files import formats
-from recipe.data.files.part import UNTAGGED, Part, is_string
+from recipe.data.files.part import OUTSIDE, UNTAGGED, Part, is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.proposing import proposals
@@ -27,7 +27,6 @@ from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
-OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
