@@ -27,6 +27,7 @@ class CellKind(Enum):
     TEXTS = "a list of texts"
     TOKEN_IDS = "a list of token ids"
     ARTICLES = "SQuAD's articles or paragraphs"
+    SPANS = "labelled spans of a text"
     IMAGE = "an image or the path of one"
 
 

@@ -34,6 +34,12 @@ _SAMPLE_ROWS = 1_000
 _FEWEST_ROWS, _MOST_CLASSES = 12, 50
 _WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
+SPAN_KEYS = (
+    ("start", "start_offset", "begin", "start_char"),
+    ("end", "end_offset", "stop", "end_char"),
+    ("label", "labels", "type", "entity_type", "category_str", "tag", "entity"),
+)
+"""Keys of the first character of a span, the one after it, and its label."""
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
 
@@ -101,6 +107,25 @@ def is_category(part: Part, name: str) -> bool:
     """Return whether a column of strings has few values for its rows."""
     cells = sample_cells(part, name) if is_string(part.table.schema.field(name).type) else []
     return len(cells) >= _FEWEST_ROWS and len({*cells}) <= min(_MOST_CLASSES, len(cells) // 3)
+
+
+def labels_spans(part: Part, name: str) -> bool:
+    """Return whether a column's type is that of labelled spans: lists of records with start, end
+    and label, or of [start, end, label], which have no type in Arrow and are written as JSON."""
+    kind = part.table.schema.field(name).type
+    if is_list(kind):
+        record = kind.value_type
+        keys = {field.name for field in record} if pa.types.is_struct(record) else set()
+        return not any(map(keys.isdisjoint, SPAN_KEYS))
+    if name not in part.mixed:
+        return False
+    try:
+        spans = [span for cell in sample_cells(part, name) for span in json.loads(cell)]
+    except (ValueError, TypeError):  # texts, or numbers in some rows
+        return False
+    return bool(spans) and all(
+        isinstance(span, list) and [*map(type, span)] == [int, int, str] for span in spans
+    )
 
 
 def holds_texts(part: Part, name: str) -> bool:
