@@ -15,6 +15,7 @@ from recipe.column_words import words_of
 from recipe.data.column_settings import (
     NOTHING,
     holds_long_texts,
+    is_beside_responses,
     is_category,
     is_flag,
     is_identifier,
@@ -155,7 +156,11 @@ def match_form(
         return None
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
-    free = [field for field in part.table.schema if field.name not in taken]
+    free = [
+        field
+        for field in part.table.schema
+        if field.name not in taken and not is_beside_responses(field.name, part.table.column_names)
+    ]
     if form.pairs:
         names_here = {*map(normalize_name, part.table.column_names)} - {
             *map(normalize_name, settings.ignored_columns)

@@ -34,6 +34,8 @@ _SAMPLE_ROWS = 1_000
 _FEWEST_ROWS, _MOST_CLASSES = 12, 50
 _WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
+_BESIDE_RESPONSES = re.compile(r"(.+?)\.(suggestion([._]\w+)?|responses[._]\w+)")
+"""What Argilla exports beside the responses of annotators."""
 SPAN_KEYS = (
     ("start", "start_offset", "begin", "start_char"),
     ("end", "end_offset", "stop", "end_char"),
@@ -95,6 +97,14 @@ def is_flag(part: Part, name: str) -> bool:
         return False
     values = part.distinct(name, len(_FLAGS)) or ["none"]
     return {str(value).lower() for value in values} <= {*_FLAGS}
+
+
+def is_beside_responses(name: str, names: Sequence[str]) -> bool:
+    """Return whether a column of Argilla's describes a record or the responses to it, or holds what
+    a model suggested instead of them."""
+    if (match := _BESIDE_RESPONSES.fullmatch(name)) is not None:
+        return f"{match[1]}.responses" in names
+    return name == "status" and any(other.endswith(".responses") for other in names)
 
 
 def is_search(part: Part, name: str) -> bool:
@@ -160,6 +170,8 @@ def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
     keys = {whole, last, name_stem(name), name_stem(last)}
     known_names = names_of_samples()
+    if first != whole and last == "responses":  # Argilla's
+        return True
     if keys & known_names.parts or (first != whole and first in known_names.parts):
         return True
     if name_stem(name) != whole and name_stem(name) in known_names.numbered:

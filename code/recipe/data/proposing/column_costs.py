@@ -449,7 +449,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     fit = _LOOKS[kind].get(look)
     if fit is None:
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
-    if look == "list" and by_name > RELATED:
+    if look == "list" and by_name > RELATED and not (is_label and name.endswith(".responses")):
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF

@@ -17,6 +17,7 @@ from recipe.column_words import split_name
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
+    is_beside_responses,
     is_flag,
     is_identifier,
     is_search,
@@ -89,7 +90,11 @@ def find(
         works: Tries a line that is to be proposed.
     """
     ignored = set(settings.ignored_columns)
-    names = [name for name in part.table.column_names if name not in ignored]
+    names = [
+        name
+        for name in part.table.column_names
+        if name not in ignored and not is_beside_responses(name, part.table.column_names)
+    ]
     names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
     tasked = [name for name in names if name.startswith(("Input.", "Answer."))]
     if len({name.partition(".")[0] for name in tasked}) == len(("Input", "Answer")):
@@ -406,8 +411,11 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             elif column.role == "answer" and "endings" in selection:
                 _check_answer(part, selection, cells)
             elif column.role == "text" and isinstance(cells[0], list):
+                items = [*itertools.chain(*(cell for cell in cells if isinstance(cell, list)))]
                 if any(isinstance(item, dict) and "text" not in item for item in cells[0]):
                     raise DataError(f"Column {name!r} holds no texts.")
+                if len(cells) > _FEW and 1 < len({*map(str, items)}) <= len(cells) / 3:
+                    raise DataError(f"Column {name!r} holds classes.")
             elif column.role == "messages":
                 conversations.read_conversation(part, 0, part.table[name][0].as_py(), name)
             elif column.role == "tags" and isinstance(cells[0], list):
