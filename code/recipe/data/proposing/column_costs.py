@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe import column_words
-from recipe.column_words import words_of
+from recipe.column_words import split_name, words_of
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
 from recipe.data.column_settings import (
@@ -110,6 +110,8 @@ _COPIED = (
     }
 )
 """Words by which the names of two forms of a text differ."""
+_REWRITTEN = {"raw", "clean", "cleaned", "normalized", "normalised"}
+"""Words in names of texts that are rewritten, though what they say may describe others."""
 _PAIRING = (
     column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
 ) - {
@@ -448,6 +450,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name + _CLASS_AS_SCORE + _LOOKS["score"][look]
     fit = _LOOKS[kind].get(look)
     if fit is None:
+        if column.role == "answer" and look in ("text", "words") and by_name == LISTED:
+            return NAMED  # the text of a choice
         return by_name if look in ("nothing", "constant") and by_name == LISTED else None
     if look == "list" and by_name > RELATED and not (is_label and name.endswith(".responses")):
         return None
@@ -512,7 +516,7 @@ def _describes(name: str, look: str) -> bool:
         is_identifier(name)
         or key in IDENTIFIERS
         or key.startswith("unnamed:")
-        or (is_description and look != "text")
+        or (is_description and look != "text" and _REWRITTEN.isdisjoint(split_name(name)))
     )
 
 

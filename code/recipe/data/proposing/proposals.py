@@ -218,16 +218,18 @@ def header_refusal(
     """Return the refusal of delimited text whose first row may be a header, with the lines to give
     for both cases, the likelier one first."""
     cases: list[list[str]] = []
-    parts = [formats.read(unclear.path, header=header) for header in (True, False)]
-    for header, part in zip(("true", "false"), parts, strict=True):
+    parts: list[Part] = []
+    for header in (True, False):
         lines = []
-        for proposal in find(part, tasks, settings, works):
-            is_named = header == "true" and bool({*proposal.settings} - {"ignore_columns"})
-            line = proposal.line(len(tasks) > 1)
-            lines.append(line if is_named else f"header={header} {line}".strip())
+        with contextlib.suppress(DataError):  # it is no header, or can be nothing else
+            parts.append(formats.read(unclear.path, header=header))
+            for proposal in find(parts[-1], tasks, settings, works):
+                is_named = header and bool({*proposal.settings} - {"ignore_columns"})
+                line = proposal.line(len(tasks) > 1)
+                lines.append(line if is_named else f"header={str(header).lower()} {line}".strip())
         cases.append(lines)
-    likelier, other = cases if _names_columns(parts[1]) else cases[::-1]
-    lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] else []
+    likelier, other = cases if _names_columns(parts[-1]) else cases[::-1]
+    lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] or len(parts) == 1 else []
     if lines:
         return DataError(unclear.message, f"Give {'; or '.join(lines)}.")
     return DataError(unclear.message, why_none(parts[0]) or unclear.remedy)
@@ -379,8 +381,8 @@ def _line(
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
     """Raise DataError if answers are neither letters, numbers nor one of the texts of their row."""
     endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
-    choices = {str(text.as_py()) for column in endings for text in column}
-    if any(len(str(cell)) > 1 and str(cell) not in choices for cell in cells):
+    choices = {str(text.as_py()).strip() for column in endings for text in column}
+    if any(len(str(cell)) > 1 and str(cell).strip() not in choices for cell in cells):
         raise DataError(f"Column {selection['answer']!r} names none of the choices.")
 
 

@@ -127,7 +127,7 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
         "letters": ([chr(ord("A") + index) for index in range(count)], row.answer.upper()),
         "numbers from 0": (range(count), digits),
         "numbers from 1": (range(1, count + 1), digits),
-        "texts of the choices": (row.choices, row.answer),
+        "texts of the choices": ([choice.strip() for choice in row.choices], row.answer),
     }
     kinds = kinds or list(names)
     fitting = {kind: choices.index(name) for kind, (choices, name) in names.items()

@@ -9,6 +9,7 @@ from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Model, Served, Tas
 _CONTEXT = Column(
     role="context",
     names=("context", "sent1", "article", "passage", "paragraph", "support", "premise"),
+    names_of_task=("text",),
     kind=CellKind.TEXT,
     is_optional=True,
 )
