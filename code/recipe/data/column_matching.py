@@ -156,11 +156,8 @@ def match_form(
         return None
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
-    free = [
-        field
-        for field in part.table.schema
-        if field.name not in taken and not is_beside_responses(field.name, part.table.column_names)
-    ]
+    taken |= {n for n in part.table.column_names if is_beside_responses(n, part.table.column_names)}
+    free = [field for field in part.table.schema if field.name not in taken]
     if form.pairs:
         names_here = {*map(normalize_name, part.table.column_names)} - {
             *map(normalize_name, settings.ignored_columns)

@@ -36,6 +36,8 @@ _WORDS_OF_TEXTS, _WORDS_OF_NAMES = 1.5, 5
 _FLAGS = ("0", "1", "0.0", "1.0", "true", "false")
 _BESIDE_RESPONSES = re.compile(r"(.+?)\.(suggestion([._]\w+)?|responses[._]\w+)")
 """What Argilla exports beside the responses of annotators."""
+_SPANS = re.compile(r'\[(\[\d+, \d+, "([^"\\]|\\.)*"\](, )?)+\]')
+"""Lists of [start, end, label], as `records` writes them."""
 SPAN_KEYS = (
     ("start", "start_offset", "begin", "start_char"),
     ("end", "end_offset", "stop", "end_char"),
@@ -123,19 +125,11 @@ def labels_spans(part: Part, name: str) -> bool:
     """Return whether a column's type is that of labelled spans: lists of records with start, end
     and label, or of [start, end, label], which have no type in Arrow and are written as JSON."""
     kind = part.table.schema.field(name).type
-    if is_list(kind):
-        record = kind.value_type
-        keys = {field.name for field in record} if pa.types.is_struct(record) else set()
+    if is_list(kind) and pa.types.is_struct(kind.value_type):
+        keys = {field.name for field in kind.value_type}
         return not any(map(keys.isdisjoint, SPAN_KEYS))
-    if name not in part.mixed:
-        return False
-    try:
-        spans = [span for cell in sample_cells(part, name) for span in json.loads(cell)]
-    except (ValueError, TypeError):  # texts, or numbers in some rows
-        return False
-    return bool(spans) and all(
-        isinstance(span, list) and [*map(type, span)] == [int, int, str] for span in spans
-    )
+    cells = sample_cells(part, name) if name in part.mixed else []
+    return bool(cells) and all(map(_SPANS.fullmatch, map(str, cells)))
 
 
 def holds_texts(part: Part, name: str) -> bool:

@@ -119,6 +119,14 @@ def _choose(
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
+    (lone, *_) = [*selections.values(), None]
+    if lone is not None and not chosen and not {"choices", "endings"}.isdisjoint(lone.columns):
+        # No other task reads choices: lines would leave them out.
+        raise HyperparameterError(
+            f"{part.path} has choices ({lone.describe()}), and the model ({model.value}) cannot "
+            f"learn {next(iter(selections))}.",
+            "Name an encoder in model_name_or_path, or write prompts with choices and completions.",
+        )
     read = {name for task in chosen for name in selections[task].names}
     others = [
         task

@@ -72,11 +72,10 @@ def read_conll(path: Path, encoding: str) -> Part:
     """Return a row for each sentence: the column `tokens`, and a column for each kind of tags.
 
     Three kinds are named as in CoNLL-2003, and the ten columns of CoNLL-U as in its specification.
-    Otherwise they are `column_2` ..., and the last one is `tags`, or the one with entities if it
-    is the only one with a value in all lines and several values. If entities are nested or have
-    other tags behind them, one must be named. A column of word numbers is left out. Raise DataError
-    if lines have different numbers of cells other than nested entities, or the first column holds
-    no words.
+    Otherwise they are `column_2` ..., and `tags` is the last one, or the only one with several
+    values and none empty; one of nested entities must be named. A column of word numbers is left
+    out. Raise DataError if lines have different numbers of cells, other than tags of nested
+    entities, or the first column holds no words.
     """
     count = counted = named = several = 0
     values: dict[int, set[str]] = {}
@@ -153,18 +152,11 @@ def _name_columns(
     first = 1 if len(values) > 2 and is_counted else 0
     others = range(first + 1, len(values))
     last = others[-1]
-    kinds = {
-        index: {tag[2:] for tag in values[index] if all(map(TAG.fullmatch, values[index]))} - {""}
-        for index in others
-    }
-    tagged = [index for index in others if kinds[index]]
+    tagged = [index for index in others
+              if values[index] != {OUTSIDE} and all(map(TAG.fullmatch, values[index]))]  # fmt: skip
     possible = [index for index in others if len(values[index]) > 1 and "" not in values[index]]
-    # The user must name one of nested entities, as in GermEval, whose inner ones may have kinds of
-    # their own, or one of entities and other tags behind them.
-    is_nested = len(tagged) > 1 and (
-        not is_even or len(others) == 2 or not kinds[last].isdisjoint(kinds[last - 1])
-    )
-    is_unclear = is_nested or tagged[-1:] not in ([], [last]) or (are_numbers and len(values) > 2)
+    # One of nested entities, as in GermEval, must be named, or of entities and tags behind them.
+    is_unclear = tagged not in ([], [last]) or (are_numbers and len(values) > 2)
     names = {index: f"column_{index + 1}" for index in others}
     if len(tagged) == 1 and tagged == possible:
         names[tagged[0]] = "tags"

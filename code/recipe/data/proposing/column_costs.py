@@ -95,6 +95,8 @@ flags that need not belong together; columns of which one may be a label by any 
 _SCALE = re.compile(
     r"\d\s*(?:-|~|/|to|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
 )
+_NO_HEADER, _FEWEST_CHOICES = "column_", 4
+"""How columns without a header are called; those that a question with choices has, at least."""
 _QUERIES = {"query", "question", "search"}
 _CONTEXTS = column_words.plain_word(
     "context kontext contexto contexte input eingabe entrada"
@@ -404,10 +406,12 @@ def _groups(looks: Mapping[str, str]) -> list[Sequence[str]]:
         key = "" if len(name.strip()) == 1 else name_stem(name)
         if not {"positive", "negative", "example", "annotator", "model"}.isdisjoint(words_of(name)):
             continue  # examples and judgements, not choices
-        is_named = not name.startswith("column_")  # without a header
+        is_named = not name.startswith(_NO_HEADER)
         is_text = look in ("text", "words", "category", "codes")
         if is_named and is_text and key != normalize_name(name):
             by_stem.setdefault(key, []).append(name)
+    if len(looks) > _FEWEST_CHOICES and all(name.startswith(_NO_HEADER) for name in looks):
+        by_stem[_NO_HEADER] = [*looks][1:-1]  # MMLU's: a question, its choices, a letter
     return [group for group in by_stem.values() if len(group) > 1]
 
 
@@ -442,7 +446,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
         return by_name if by_name <= RELATED and look != "text" else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
-    if column.role == "answer" and by_name > AKIN:
+    if column.role == "answer" and by_name > AKIN and not name.startswith(_NO_HEADER):
         return None
     if kind == "score" and by_name == LISTED:
         return LISTED

@@ -90,12 +90,14 @@ def find(
         works: Tries a line that is to be proposed.
     """
     ignored = set(settings.ignored_columns)
+    names = [name for name in part.table.column_names if name not in ignored]
     names = [
         name
-        for name in part.table.column_names
-        if name not in ignored and not is_beside_responses(name, part.table.column_names)
+        for name in names
+        if not (
+            _is_markup(name, names) or is_search(part, name) or is_beside_responses(name, names)
+        )
     ]
-    names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
     tasked = [name for name in names if name.startswith(("Input.", "Answer."))]
     if len({name.partition(".")[0] for name in tasked}) == len(("Input", "Answer")):
         names = tasked  # Mechanical Turk's: the others describe the work
@@ -379,7 +381,10 @@ def _line(
 
 
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
-    """Raise DataError if answers are neither letters, numbers nor one of the texts of their row."""
+    """Raise DataError if answers are neither letters, numbers nor one of the texts of their row; if
+    columns have no names, letters."""
+    if selection["endings"].startswith("column_") and not {*cells} <= {*"ABCDEFGHIJ"}:
+        raise DataError(f"Column {selection['answer']!r} does not hold letters.")
     endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
     choices = {str(text.as_py()).strip() for column in endings for text in column}
     if any(len(str(cell)) > 1 and str(cell).strip() not in choices for cell in cells):
