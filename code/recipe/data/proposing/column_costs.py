@@ -428,7 +428,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name - 5 if is_named else None
     if column.kind is CellKind.TEXTS or column.role in ("choices", "messages"):
         fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
-        return by_name - 6 if fits else None
+        unlikely = _HALF * (column.role == "choices" and by_name == UNKNOWN)
+        return by_name - 6 + unlikely if fits else None
     if column.role in ("tokens", "tags"):
         is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
         if look == "spans" and column.is_target:

@@ -381,8 +381,7 @@ def _line(
 
 
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
-    """Raise DataError if answers are neither letters, numbers nor one of the texts of their row; if
-    columns have no names, letters."""
+    """Raise DataError if answers are no letters, numbers or choices; without names, no letters."""
     if selection["endings"].startswith("column_") and not {*cells} <= {*"ABCDEFGHIJ"}:
         raise DataError(f"Column {selection['answer']!r} does not hold letters.")
     endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
