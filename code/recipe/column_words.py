@@ -154,7 +154,7 @@ COPIES = _ROLES["copy"]
 AGGREGATES = _ROLES["computed"] | _words("average avg confidence mean median std")
 """Words in names of numbers that were computed of others."""
 CONTEXTS = _ROLES["context"]
-"""Names of what stands beside an instruction: its input."""
+"""Names of what stands next to an instruction: its input."""
 URGENCY, ROUTING, SATISFACTION, REVIEWS = (
     frozenset(_ROLES[role]) for role in ("urgency", "routing", "satisfaction", "review")
 )

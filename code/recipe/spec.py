@@ -28,6 +28,7 @@ class CellKind(Enum):
     TOKEN_IDS = "a list of token ids"
     ARTICLES = "SQuAD's articles or paragraphs"
     TURNS = "Gemini's turns: roles with parts of texts"
+    SPANS = "labelled spans of a text"
     IMAGE = "an image or the path of one"
 
 
@@ -371,7 +372,7 @@ PARTS_OF_SAMPLES: Mapping[str, str] = {
         LABEL_IS_ABOUT: (
             *("word", "target_word", "span", "span_text", "span1_text", "span2_text", "span_index"),
             *("term", "aspect", "e1", "e2", "entity", "entity1", "entity2", "head", "tail", "h"),
-            *("t", "subj", "obj", "mention", "start", "end", "distance"),
+            *("t", "subj", "obj", "mention", "start", "end", "distance", "relations"),
         ),
         CONTEXT: (
             *("image", "images", "video", "videos", "audio", "audios", "system", "system_prompt"),

@@ -100,5 +100,7 @@ def names_of_samples() -> NamesOfSamples:
 def names_target(name: str) -> bool:
     """Return whether a name is known for what is learned, and never for an input."""
     keys = {normalize_name(name), name_stem(name)}
+    if len(keys) > 1 and name_stem(name) in names_of_samples().numbered:
+        return False  # `choice_1` is one of several
     known = [single for key in keys if (single := names_of_samples().single.get(key)) is not None]
     return bool(known) and all(known)

@@ -8,14 +8,18 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from recipe import column_words
 from recipe.column_words import words_of
 from recipe.data.column_settings import (
     NOTHING,
     holds_long_texts,
+    is_beside_responses,
     is_category,
     is_flag,
     is_identifier,
+    labels_spans,
     split_names,
 )
 from recipe.data.files.part import UNTAGGED, Part, is_list
@@ -155,6 +159,7 @@ def match_form(
         return None
     taken = {*itertools.chain(*given.values()), *settings.ignored_columns}
     codes = settings.source_lang, settings.target_lang
+    taken |= {n for n in part.table.column_names if is_beside_responses(n, part.table.column_names)}
     free = [field for field in part.table.schema if field.name not in taken]
     if form.pairs:
         names_here = {*map(normalize_name, part.table.column_names)} - {
@@ -172,7 +177,9 @@ def match_form(
     """Roles whose columns are only like the known names."""
     for column in form.columns:
         hits = given.get(column.role, [])
-        for known in () if hits else known_names(column, codes, is_detection):
+        # A column whose type says that it labels spans needs no task to be found.
+        is_by_name = is_detection and column.kind is not CellKind.SPANS
+        for known in () if hits else known_names(column, codes, is_by_name):
             hits = hits or [
                 field.name
                 for field in free
@@ -180,14 +187,13 @@ def match_form(
                     ((key := normalize_name(field.name)) in known and not column.is_numbered)
                     or (column.is_repeated and key != name_stem(field.name) in known)
                 )
-                and (is_list(field.type) or column.kind not in (CellKind.TEXTS, CellKind.TOKEN_IDS))
-                and not (is_detection and is_list(field.type) and column.kind is CellKind.TEXT)
-                and _RECORDS.get(column.kind, "") in str(field.type)
+                and _may_hold(part, field, column, is_detection)
             ]
         if not hits:
             hits = [f.name for f in free if column.is_like(f.name) and not is_list(f.type)]
             if column.is_target and column.kind is not CellKind.TEXT:  # no class for all rows
                 hits = [name for name in hits if len(part.distinct(name, 1) or "ab") > 1]
+                hits = [name for name in hits if not (is_detection and labels_spans(part, name))]
             similar.add(column.role)
         if column.is_heading and not hits:
             hits = [field.name for field in free if _heads(field.name, part.table.column_names)]
@@ -199,6 +205,21 @@ def match_form(
         if len(names) > 1 and role not in given and not form[role].is_repeated
     }
     return ColumnMatch(form=form, given=given, columns={**columns, **likelier})
+
+
+def _may_hold(part: Part, field: pa.Field, column: Column, is_detection: bool) -> bool:
+    """Return whether a column with a known name may have a role by its type."""
+    if _RECORDS.get(column.kind, "") not in str(field.type):
+        return False
+    if column.kind in (CellKind.TEXTS, CellKind.TOKEN_IDS):
+        return is_list(field.type)
+    if not is_detection:
+        return True
+    if column.kind is CellKind.SPANS and normalize_name(field.name) in column.names:
+        return True
+    if column.is_target and column.kind in (CellKind.SPANS, CellKind.ANY):
+        return labels_spans(part, field.name) is (column.kind is CellKind.SPANS)
+    return not (is_list(field.type) and column.kind is CellKind.TEXT)
 
 
 def _heads(name: str, names: Sequence[str]) -> bool:

@@ -41,6 +41,16 @@ _VERDICTS = [
 ]  # fmt: skip
 """Words that stand together for good and bad answers, flags first."""
 _FLAGS = frozenset.union(*_VERDICTS[0])
+_BESIDE_RESPONSES = re.compile(r"(.+?)\.(suggestion([._]\w+)?|responses[._]\w+)")
+"""What Argilla exports beside the responses of annotators."""
+_SPANS = re.compile(r'\[(\[\d+, \d+, "([^"\\]|\\.)*"\](, )?)+\]')
+"""Lists of [start, end, label], as `records` writes them."""
+SPAN_KEYS = (
+    ("start", "start_offset", "begin", "start_char"),
+    ("end", "end_offset", "stop", "end_char"),
+    ("label", "labels", "type", "entity_type", "category_str", "tag", "entity"),
+)
+"""Keys of the first character of a span, the one after it, and its label."""
 NOTHING: Sequence[object] = (None, "", "[]", "{}", "null", [])
 """Values of cells that hold nothing."""
 
@@ -103,6 +113,14 @@ def is_flag(part: Part, name: str) -> bool:
     return verdicts_in(part, name) == _VERDICTS[0]
 
 
+def is_beside_responses(name: str, names: Sequence[str]) -> bool:
+    """Return whether a column of Argilla's describes a record or the responses to it, or holds what
+    a model suggested instead of them."""
+    if (match := _BESIDE_RESPONSES.fullmatch(name)) is not None:
+        return f"{match[1]}.responses" in names
+    return name == "status" and any(other.endswith(".responses") for other in names)
+
+
 def is_search(part: Part, name: str) -> bool:
     """Return whether a column holds the same query in all rows, by which these were found."""
     is_query = normalize_name(name) == "query" and part.table.num_rows > 1
@@ -113,6 +131,17 @@ def is_category(part: Part, name: str) -> bool:
     """Return whether a column of strings has few values for its rows."""
     cells = sample_cells(part, name) if is_string(part.table.schema.field(name).type) else []
     return len(cells) >= _FEWEST_ROWS and len({*cells}) <= min(_MOST_CLASSES, len(cells) // 3)
+
+
+def labels_spans(part: Part, name: str) -> bool:
+    """Return whether a column's type is that of labelled spans: lists of records with start, end
+    and label, or of [start, end, label], which have no type in Arrow and are written as JSON."""
+    kind = part.table.schema.field(name).type
+    if is_list(kind) and pa.types.is_struct(kind.value_type):
+        keys = {field.name for field in kind.value_type}
+        return not any(map(keys.isdisjoint, SPAN_KEYS))
+    cells = sample_cells(part, name) if name in part.mixed else []
+    return bool(cells) and all(map(_SPANS.fullmatch, map(str, cells)))
 
 
 def holds_texts(part: Part, name: str) -> bool:
@@ -153,6 +182,8 @@ def is_in_sample(part: Part, name: str, is_target_named: bool) -> bool:
     first, last = whole.partition(".")[0], whole.rpartition(".")[2]
     keys = {whole, last, name_stem(name), name_stem(last)}
     known_names = names_of_samples()
+    if first != whole and last == "responses":  # Argilla's
+        return True
     if keys & known_names.parts or (first != whole and first in known_names.parts):
         return True
     if name_stem(name) != whole and name_stem(name) in known_names.numbered:

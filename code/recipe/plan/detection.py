@@ -122,6 +122,14 @@ def _choose(
         # language_score is no label of a corpus.
         fitting = [task for task in fitting if _prefers(model, task)] or fitting
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
+    (lone, *_) = [*selections.values(), None]
+    if lone is not None and not chosen and not {"choices", "endings"}.isdisjoint(lone.columns):
+        # No other task reads choices: lines would leave them out.
+        raise HyperparameterError(
+            f"{part.path} has choices ({lone.describe()}), and the model ({model.value}) cannot "
+            f"learn {next(iter(selections))}.",
+            "Name an encoder in model_name_or_path, or write prompts with choices and completions.",
+        )
     read = {name for task in chosen for name in selections[task].names}
     others = [
         task

@@ -83,12 +83,10 @@ def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path
     assert loaded.train["tags"][:] == TAGS
     assert loaded.are_entities
     assert set(loaded.names) == set(NAMES)
-    # Column `label` beside `text` has the labels of spans only if the task is named.
-    task = "text-classification" if kind in NAMED else "token-classification"
-    assert detection.find(parse([]), {"train": folder})[0] == task
+    assert detection.find(parse([]), {"train": folder})[0] == "token-classification"
     if kind in NAMED:
         with pytest.raises(DataError, match="task=token-classification"):
-            TextClassification({"train": folder}, parse(["--task", task]))
+            TextClassification({"train": folder}, parse(["--task", "text-classification"]))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import ADDRESS, TAGS, TOKENS
+from recipe.data.column_settings import SPAN_KEYS
 from recipe.data.files import formats
-from recipe.data.files.part import UNTAGGED, Part, is_string
+from recipe.data.files.part import OUTSIDE, UNTAGGED, Part, is_string
 from recipe.data.files.spool import spooled_rows
 from recipe.data.held_out import DataSets
 from recipe.data.proposing import proposals
@@ -27,7 +28,6 @@ from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
 
-OUTSIDE = "O"
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _ODD_TAG = re.compile(r"[BIESLUM][_:./|].+|.+[-_:./|][BIESLUM]|[biesl][-_:./|].+", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
@@ -290,11 +290,6 @@ def _tags(
     return words, names
 
 
-_KEYS = (
-    ("start", "start_offset", "begin", "start_char"),
-    ("end", "end_offset", "stop", "end_char"),
-    ("label", "labels", "type", "entity_type", "category_str", "tag", "entity"),
-)
 _RANGES = ("span", "offsets", "offset")
 _WORDS = ("text", "word", "value", "surface")
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -314,7 +309,7 @@ def _spans(value: Any) -> list[tuple[int, int, str, str | None]] | None:
         elif isinstance(item, dict):
             start, end, label = (
                 next((item[name] for name in names if item.get(name) is not None), None)
-                for names in _KEYS
+                for names in SPAN_KEYS
             )
             for both in (item[name] for name in _RANGES if isinstance(item.get(name), list)):
                 start, end = both if len(both) == len("se") else (start, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKENS
-from recipe.data.files.part import TAG, Part, first_lines, open_text
+from recipe.data.files.part import OUTSIDE, TAG, Part, first_lines, open_text
 from recipe.data.files.spool import spool_tables
 from recipe.errors import DataError
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes", ".bmes")
 _SAMPLE_LINES = 200
 _DOCUMENT = ("-DOCSTART-", "#begin document", "#end document")
+_PUNCTUATION = re.compile(r"[.,:;!?。、،؟।]")
 _COMMENT, _KEYED = ("# ", "#\t", "## ", "##\t"), re.compile(r"#[ \t][^\s=]+ =")
 _WORDS = {"word", "words", "token", "tokens", "form", "text"}
 _HEADER = {
@@ -37,13 +38,24 @@ _Row = tuple[int, list[str]]
 
 
 def is_conll(path: Path) -> bool:
-    """Return whether a file has a suffix of CoNLL, or a word and a tag (B-PER) on each line."""
+    """Return whether a file has a suffix of CoNLL, or a word and a tag (B-PER) on each line.
+
+    Other tags (PER) are known by `O`, in sentences that have punctuation on lines of its own: texts
+    with classes have none. The tags may stand before other columns of sentences.
+    """
     if path.suffix.lower() in SUFFIXES:
         return True
     cells = [cells for _, cells in _lines(first_lines(path, _SAMPLE_LINES)) if cells]
-    tags = {row[-1] for row in cells}
     widths = set(map(len, cells))
-    return 1 not in widths and len(widths) <= 2 and all(map(TAG.fullmatch, tags)) and tags > {"O"}
+    if not widths or 1 in widths:
+        return False
+    last = {row[-1] for row in cells}
+    columns = [last] if len(widths) <= 2 else [{cell for row in cells for cell in row[1:]}]
+    if has_sentences(path) and not any(" " in cell for row in cells for cell in row):
+        columns += map(set, zip(*(row[1:] for row in cells), strict=True))
+        if OUTSIDE in last and any(map(_PUNCTUATION.fullmatch, {row[0] for row in cells})):
+            return True
+    return any(tags > {OUTSIDE} and all(map(TAG.fullmatch, tags)) for tags in columns)
 
 
 def has_sentences(path: Path) -> bool:
@@ -60,28 +72,32 @@ def read_conll(path: Path, encoding: str) -> Part:
     """Return a row for each sentence: the column `tokens`, and a column for each kind of tags.
 
     Three kinds are named as in CoNLL-2003, and the ten columns of CoNLL-U as in its specification.
-    Otherwise they are `column_2` ..., and the last one is `tags`, unless the one before it has the
-    same entity types (nested entities: one must be named). A column of word numbers is left out.
-    Raise DataError if lines have different numbers of cells, or the first column holds no words.
+    Otherwise they are `column_2` ..., and `tags` is the last one, or the only one with several
+    values and none empty; one of nested entities must be named. A column of word numbers is left
+    out. Raise DataError if lines have different numbers of cells, other than tags of nested
+    entities, or the first column holds no words.
     """
-    width = count = counted = named = several = tag_words = 0
-    kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
+    count = counted = named = several = 0
+    values: dict[int, set[str]] = {}
+    widths: set[int] = set()
     are_numbers = True
     for rows in _sentences(path, encoding):
-        width = len(rows[0][1])
+        columns = itertools.zip_longest(*(cells for _, cells in rows), fillvalue=OUTSIDE)
+        for index, column in enumerate(columns):
+            if len(known := values.setdefault(index, set())) < _MOST_TAGS:
+                known.update(column)
+        widths.update(len(cells) for _, cells in rows)
         if not count:
             _check_header(path, *rows[0])
         are_numbers = are_numbers and all(cells[-1].isdigit() for _, cells in rows)
         # The first column may number the words; CoNLL-U also has 1-2 and 1.1.
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(n) for n in range(1, len(numbers) + 1)]
-        tag_words += all(TAG.fullmatch(cells[0]) for _, cells in rows)
         count, counted = count + 1, counted + bool(is_counted)
         several += len(rows) > 1
         named += len(rows) > 1 and len({cells[0] for _, cells in rows}) == 1
-        for index, known_kinds in zip((-2, -1), kinds, strict=True):
-            known_kinds.update(cells[index][2:] for _, cells in rows if TAG.fullmatch(cells[index]))
-    kind = pa.list_(pa.string())
+    width = len(values)
+    kind, missing = pa.list_(pa.string()), [OUTSIDE] * (width - min(widths, default=0))
     if not count:
         return Part(path=path, format="CoNLL", table=pa.table({TOKENS: pa.array([], kind)}))
     if width > 2 and named == several > 1:
@@ -90,7 +106,7 @@ def read_conll(path: Path, encoding: str) -> Part:
             "name in CoNLL-2012 (OntoNotes).",
             "Write a file with the columns of words and tags only.",
         )
-    if tag_words == count and not kinds[1]:
+    if all(map(TAG.fullmatch, values[0])) and not any(map(TAG.fullmatch, values[width - 1])):
         raise DataError(
             f"The first column of {path} has tags such as {rows[0][1][0]!r}, not words.",
             "Write the word first on each line, then its tags.",
@@ -100,7 +116,7 @@ def read_conll(path: Path, encoding: str) -> Part:
     if is_universal:
         names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     else:
-        names = _name_columns(width, is_counted, are_numbers, kinds)
+        names = _name_columns(values, is_counted, are_numbers, is_even=len(widths) == 1)
     starts: list[npt.NDArray[np.int64]] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -110,6 +126,8 @@ def read_conll(path: Path, encoding: str) -> Part:
             starts.append(np.array([rows[0][0] for rows in some], np.int64))
             if is_universal:
                 some = [[row for row in rows if row[1][0].isdigit()] for rows in some]
+            if missing:
+                some = [[(line, [*cells, *missing]) for line, cells in rows] for rows in some]
             yield pa.table({
                 name: pa.array([[cells[column_index] for _, cells in rows] for rows in some], kind)
                 for name, column_index in names.items()
@@ -121,26 +139,32 @@ def read_conll(path: Path, encoding: str) -> Part:
 
 
 def _name_columns(
-    width: int, is_counted: bool, are_numbers: bool, kinds: tuple[set[str], set[str]]
+    values: Mapping[int, set[str]], is_counted: bool, are_numbers: bool, is_even: bool
 ) -> dict[str, int]:
     """Return the names of columns and their places.
 
     Args:
+        values: Those of each column.
         is_counted: Whether the first column numbers the words.
         are_numbers: Whether the last column holds numbers only.
-        kinds: The entities of the last two columns.
+        is_even: Whether all lines have equally many cells.
     """
-    # Nested entities, as in GermEval: the user must name one of the columns.
-    inner, outer = kinds[0] - {""}, kinds[1] - {""}
-    is_nested = width > 2 and bool(inner & outer)
-    if width == 3 + is_counted:  # GermEval's inner entities may have kinds of their own
-        is_nested = bool(inner and outer)
-    first = 1 if width > 2 and is_counted else 0
-    others = range(first + 1, width)
-    last = f"column_{width}" if is_nested or (are_numbers and width > 2) else "tags"
-    known: Sequence[str] = [*(f"column_{index + 1}" for index in others[:-1]), last]
-    known = _COLUMNS_2003 if len(others) == 3 else known
-    return dict(zip([TOKENS, *known], [first, *others], strict=True))
+    first = 1 if len(values) > 2 and is_counted else 0
+    others = range(first + 1, len(values))
+    last = others[-1]
+    tagged = [index for index in others
+              if values[index] != {OUTSIDE} and all(map(TAG.fullmatch, values[index]))]  # fmt: skip
+    possible = [index for index in others if len(values[index]) > 1 and "" not in values[index]]
+    # One of nested entities, as in GermEval, must be named, or of entities and tags behind them.
+    is_unclear = tagged not in ([], [last]) or (are_numbers and len(values) > 2)
+    names = {index: f"column_{index + 1}" for index in others}
+    if len(tagged) == 1 and tagged == possible:
+        names[tagged[0]] = "tags"
+    elif is_even and len(others) == len(_COLUMNS_2003):
+        names = dict(zip(others, _COLUMNS_2003, strict=True))
+    elif not is_unclear:
+        names[last] = "tags"
+    return {TOKENS: first, **{name: index for index, name in names.items()}}
 
 
 def _check_header(path: Path, line: int, cells: Sequence[str]) -> None:
@@ -153,16 +177,21 @@ def _check_header(path: Path, line: int, cells: Sequence[str]) -> None:
 
 
 def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:
-    """Yield the lines of each sentence. Raises DataError if their numbers of cells differ."""
-    width = 0
+    """Yield the lines of each sentence. Raises DataError if their numbers of cells differ, and some
+    are no tags of nested entities."""
+    width, are_tags = 0, False
     with open_text(path, encoding) as stream:
         for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
             if not has_words:
                 continue
             rows = list(lines)
             for number, cells in rows:
-                width = width or len(cells)
-                if len(cells) != width or width < 2:
+                if not width:
+                    width, are_tags = len(cells), all(map(TAG.fullmatch, cells[1:]))
+                is_wrong = len(cells) != width and not (
+                    are_tags and len(cells) > 1 and all(map(TAG.fullmatch, cells[1:]))
+                )
+                if is_wrong or width < 2:
                     why = f", the lines before it {width}" if width > 1 else ": a word and no tag"
                     raise DataError(
                         f"{path} line {number} has {len(cells)} columns{why}.",

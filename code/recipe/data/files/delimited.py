@@ -65,6 +65,8 @@ _Row = tuple[int, list[str]]
 _TEXTS, _LABELS, _SPLITS = (
     frozenset(map(normalize_name, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
 )
+_IMPORTED = '{"ImportId"'
+"""Begins the cells below names and questions in Qualtrics' exports, above the answers."""
 _VALUES = {"positive", "negative", "pos", "neg"}
 _SINGLE_QUOTED = re.compile(r"'.*'", re.DOTALL)
 _MOST_CLASSES, _FEW_CELLS = 200, 2
@@ -180,7 +182,10 @@ def _read_rows(
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     if not first:
         return Part(path=path, format=kind, table=pa.table({}), lines=[])
-    header = _header(path, [cells for _, cells in first], has_header)
+    is_survey = has_header is not False and all(
+        cell.startswith(_IMPORTED) for _, cells in first[2:3] or first for cell in cells
+    )
+    header = _header(path, [cells for _, cells in first], is_survey or has_header)
     names = header or [f"column_{index}" for index in range(len(first[0][1]))]
     schema = pa.schema([(name, pa.string()) for name in names])
 
@@ -200,7 +205,7 @@ def _read_rows(
                 starts.append(lines)
                 yield table
 
-        begin = 0 if header is None else 1
+        begin = 0 if header is None else 3 if is_survey else 1
         table = spool_tables(schema, tables())[begin:]
         return Part(path=path, format=kind, table=table, lines=np.concatenate(starts)[begin:])
 
@@ -448,7 +453,8 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     )
     if any(map(is_number, cells)) and not are_positions:
         return None
-    is_row = repeated or any(earlier)
+    # pandas writes indices without a name, and called Unnamed: 0 when it has read them.
+    is_row = repeated or len({*map(str.strip, positions)}) < len(positions)
     numbered = {f"column_{index}" for index in range(len(names))}
     if is_row and not isinstance(has_header, bool) and has_header & numbered:
         return None  # the user names columns of a file without a header

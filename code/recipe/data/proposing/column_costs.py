@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe import column_words
-from recipe.column_words import words_of
+from recipe.column_words import split_name, words_of
 from recipe.data import values
 from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
 from recipe.data.column_settings import (
@@ -99,6 +99,8 @@ flags that need not belong together; columns of which one may be a label by any 
 _SCALE = re.compile(
     r"\d\s*(?:-|~|/|to|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
 )
+_NO_HEADER, _FEWEST_CHOICES = "column_", 4
+"""How columns without a header are called; those that a question with choices has, at least."""
 _QUERIES = {"query", "question", "search"}
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
@@ -112,6 +114,8 @@ _COPIED = (
     }
 )
 """Words by which the names of two forms of a text differ."""
+_REWRITTEN = {"raw", "clean", "cleaned", "normalized", "normalised"}
+"""Words in names of texts that are rewritten, though what they say may describe others."""
 _PAIRING = (
     column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
 ) - {
@@ -418,10 +422,12 @@ def _groups(looks: Mapping[str, str]) -> list[Sequence[str]]:
         key = "" if len(name.strip()) == 1 else name_stem(name)
         if not {"positive", "negative", "example", "annotator", "model"}.isdisjoint(words_of(name)):
             continue  # examples and judgements, not choices
-        is_named = not name.startswith("column_")  # without a header
+        is_named = not name.startswith(_NO_HEADER)
         is_text = look in ("text", "words", "category", "codes")
         if is_named and is_text and key != normalize_name(name):
             by_stem.setdefault(key, []).append(name)
+    if len(looks) > _FEWEST_CHOICES and all(name.startswith(_NO_HEADER) for name in looks):
+        by_stem[_NO_HEADER] = [*looks][1:-1]  # MMLU's: a question, its choices, a letter
     return [group for group in by_stem.values() if len(group) > 1]
 
 
@@ -440,7 +446,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
         if column.role == "messages" and look == "list" and words_of(name)[-1] in _LISTS_OF_TURNS:
             return min(by_name, RELATED) - 6
-        return by_name - 6 if fits else None
+        unlikely = _HALF * (column.role == "choices" and by_name == UNKNOWN)
+        return by_name - 6 + unlikely if fits else None
     if column.role in ("tokens", "tags"):
         is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
         if look == "spans" and column.is_target:
@@ -460,7 +467,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
         return by_name if by_name <= RELATED and look != "text" else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
-    if column.role == "answer" and by_name > AKIN:
+    if column.role == "answer" and by_name > AKIN and not name.startswith(_NO_HEADER):
         return None
     if kind == "score" and by_name == LISTED:
         return LISTED
@@ -468,6 +475,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name + _CLASS_AS_SCORE + _LOOKS["score"][look]
     fit = _LOOKS[kind].get(look)
     if fit is None:
+        if column.role == "answer" and look in ("text", "words") and by_name == LISTED:
+            return NAMED  # the text of a choice
         more = ["records"] * (column.role in ("prompt", "completion"))  # lists of messages
         return by_name if look in ("nothing", "constant", *more) and by_name == LISTED else None
     if look == "list" and kind == "text" and not column.is_target:
@@ -475,7 +484,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             by_name = min(by_name, RELATED)
         elif "answers" in words_of(name):
             return None
-    if look == "list" and by_name > RELATED:
+    if look == "list" and by_name > RELATED and not (is_label and name.endswith(".responses")):
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF
@@ -540,7 +549,7 @@ def _describes(name: str, look: str) -> bool:
         is_identifier(name)
         or key in IDENTIFIERS
         or key.startswith("unnamed:")
-        or (is_description and look != "text")
+        or (is_description and look != "text" and _REWRITTEN.isdisjoint(split_name(name)))
     )
 
 

@@ -17,6 +17,7 @@ from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, sp
 from recipe.data import class_checks, conversations, labels, values
 from recipe.data.column_settings import (
     ColumnsError,
+    is_beside_responses,
     is_identifier,
     is_search,
     quote_value,
@@ -100,7 +101,13 @@ def find(
     """
     ignored = set(settings.ignored_columns)
     names = [name for name in part.table.column_names if name not in ignored]
-    names = [name for name in names if not (_is_markup(name, names) or is_search(part, name))]
+    names = [
+        name
+        for name in names
+        if not (
+            _is_markup(name, names) or is_search(part, name) or is_beside_responses(name, names)
+        )
+    ]
     looks = {name: look_of(part, name) for name in names}
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
@@ -255,16 +262,18 @@ def header_refusal(
     """Return the refusal of delimited text whose first row may be a header, with the lines to give
     for both cases, the likelier one first."""
     cases: list[list[str]] = []
-    parts = [formats.read(unclear.path, header=header) for header in (True, False)]
-    for header, part in zip(("true", "false"), parts, strict=True):
+    parts: list[Part] = []
+    for header in (True, False):
         lines = []
-        for proposal in find(part, tasks, settings, works):
-            is_named = header == "true" and bool({*proposal.settings} - {"ignore_columns"})
-            line = proposal.line(len(tasks) > 1)
-            lines.append(line if is_named else f"header={header} {line}".strip())
+        with contextlib.suppress(DataError):  # it is no header, or can be nothing else
+            parts.append(formats.read(unclear.path, header=header))
+            for proposal in find(parts[-1], tasks, settings, works):
+                is_named = header and bool({*proposal.settings} - {"ignore_columns"})
+                line = proposal.line(len(tasks) > 1)
+                lines.append(line if is_named else f"header={str(header).lower()} {line}".strip())
         cases.append(lines)
-    likelier, other = cases if _names_columns(parts[1]) else cases[::-1]
-    lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] else []
+    likelier, other = cases if _names_columns(parts[-1]) else cases[::-1]
+    lines = [*likelier[: MOST - 1], *other[:1]] if cases[0] or len(parts) == 1 else []
     if lines:
         return DataError(unclear.message, f"Give {'; or '.join(lines)}.")
     return DataError(unclear.message, why_none(parts[0]) or unclear.remedy)
@@ -424,10 +433,12 @@ def _is_found(part: Part, column: Column, names: Sequence[str]) -> bool:
 
 
 def _check_answer(part: Part, selection: ColumnSelection, cells: Sequence[object]) -> None:
-    """Raise DataError if answers are neither letters, numbers nor one of the texts of their row."""
+    """Raise DataError if answers are no letters, numbers or choices; without names, no letters."""
+    if selection["endings"].startswith("column_") and not {*cells} <= {*"ABCDEFGHIJ"}:
+        raise DataError(f"Column {selection['answer']!r} does not hold letters.")
     endings = [part.table[name].slice(0, len(cells)) for name in selection.columns["endings"]]
-    choices = {str(text.as_py()) for column in endings for text in column}
-    if any(len(str(cell)) > 1 and str(cell) not in choices for cell in cells):
+    choices = {str(text.as_py()).strip() for column in endings for text in column}
+    if any(len(str(cell)) > 1 and str(cell).strip() not in choices for cell in cells):
         raise DataError(f"Column {selection['answer']!r} names none of the choices.")
 
 
@@ -441,13 +452,12 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             cells = sample_cells(part, name)
             if not cells:
                 raise DataError(f"Column {name!r} has no value in its first rows.")
+            if values.listed_as(part, column, name):
+                continue
             are_messages = isinstance(cells[0], list) and column.role in ("prompt", "completion")
             if column.role == "messages" or are_messages:
                 conversations.read_conversation(part, 0, cells[0], name)
                 continue
-            if values.listed_as(part, column, name):
-                continue
-            if column.kind is CellKind.TEXT and not column.is_repeated:
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "label":
@@ -465,8 +475,11 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             elif column.role == "answer" and "endings" in selection:
                 _check_answer(part, selection, cells)
             elif column.role == "text" and isinstance(cells[0], list):
+                items = [*itertools.chain(*(cell for cell in cells if isinstance(cell, list)))]
                 if any(isinstance(item, dict) and "text" not in item for item in cells[0]):
                     raise DataError(f"Column {name!r} holds no texts.")
+                if len(cells) > _FEW and 1 < len({*map(str, items)}) <= len(cells) / 3:
+                    raise DataError(f"Column {name!r} holds classes.")
             elif column.role == "tags" and isinstance(cells[0], list):
                 of_words = isinstance(cells[0][0], str)
                 if of_words and not is_list(part.table.schema.field(selection["tokens"]).type):

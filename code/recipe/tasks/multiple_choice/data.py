@@ -94,8 +94,7 @@ def _check_columns(file: ReadFile) -> None:
     if _CHOICES in columns:
         kind = part.table.schema.field(columns[_CHOICES]).type
         inner = kind.value_type if is_list(kind) else pa.null()
-        is_record = pa.types.is_struct(inner) and inner.get_field_index("text") >= 0
-        if not is_string(inner) and not is_record:
+        if not is_string(inner) and not _keys_of_choices(inner):
             raise DataError(
                 f"Column {columns[_CHOICES]!r} of {part.path} does not hold lists of texts.",
                 f"Write rows as {EXAMPLE}.",
@@ -105,6 +104,17 @@ def _check_columns(file: ReadFile) -> None:
             f"Column {columns[_ANSWER]!r} of {part.path} holds lists.",
             "Name the column of the right choice in label_column.",
         )
+
+
+def _keys_of_choices(kind: pa.DataType) -> Sequence[str]:
+    """Return the keys of text and label in records of choices: `text` and `label`, or those of a
+    string and another value, as HEAD-QA's `atext` and `aid`; none of other cells."""
+    fields = (
+        {field.name: is_string(field.type) for field in kind} if pa.types.is_struct(kind) else {}
+    )
+    if "text" not in fields and sorted(fields.values()) == [False, True]:
+        return sorted(fields, key=lambda name: not fields[name])
+    return ("text", "label") if "text" in fields else ()
 
 
 _CHOICE_LABELS = "labels of the choices"
@@ -127,7 +137,7 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
         "letters": ([chr(ord("A") + index) for index in range(count)], row.answer.upper()),
         "numbers from 0": (range(count), digits),
         "numbers from 1": (range(1, count + 1), digits),
-        "texts of the choices": (row.choices, row.answer),
+        "texts of the choices": ([choice.strip() for choice in row.choices], row.answer),
     }
     kinds = kinds or list(names)
     fitting = {kind: choices.index(name) for kind, (choices, name) in names.items()
@@ -167,6 +177,9 @@ def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
         DataError: a question or a choice is missing.
     """
     names = part.class_names.get(columns[_ANSWER])
+    keys: Sequence[str] = ()
+    if _CHOICES in columns:
+        keys = _keys_of_choices(part.table.schema.field(columns[_CHOICES]).type.value_type)
     choice_columns = sort_endings(columns.columns.get(_ENDINGS, ()))
     for first, batch in part.batches(list(dict.fromkeys(columns.names))):
         for number, cells in enumerate(batch.to_pylist(), first):
@@ -175,9 +188,8 @@ def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
             else:
                 choices = [cells[name] for name in choice_columns]
             marks = cells[columns[_LABELS]] if _LABELS in columns else None
-            if choices and isinstance(choices[0], dict):
-                marks = [choice.get("label") for choice in choices]
-                choices = [choice.get("text") for choice in choices]
+            if keys:
+                choices, marks = ([choice.get(key) for choice in choices] for key in keys)
             answer = cells[columns[_ANSWER]]
             if names is not None and isinstance(answer, int) and 0 <= answer < len(names):
                 answer = names[answer]

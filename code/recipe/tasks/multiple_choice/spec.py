@@ -9,35 +9,31 @@ from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Model, Served, Tas
 _CONTEXT = Column(
     role="context",
     names=("context", "sent1", "article", "passage", "paragraph", "support", "premise"),
+    names_of_task=("text",),
     kind=CellKind.TEXT,
     is_optional=True,
 )
 _QUESTION = Column(
     role="question",
     names=("question", "questions", "sent2", "question.stem", "question_stem", "query", "ctx"),
-    names_of_task=("sentence", "goal", "prompt", "context", "premise", "passage"),
+    names_of_task=("sentence", "goal", "prompt", "context", "premise", "passage", "qtext"),
     kind=CellKind.TEXT,
     setting="text_column",
 )
 _ANSWER = Column(
     role="answer",
     names=(
-        "answer",
-        "label",
-        "answer_key",
-        "answer_idx",
-        "answer_index",
-        "gold",
-        "cop",
-        "correct",
-        "correct_option",
-        "correct_answer",
+        *("answer", "label", "answer_key", "answer_idx", "answer_index", "gold", "cop"),
+        *("correct", "correct_option", "correct_answer"),
     ),
+    names_of_task=("ra",),
     setting="label_column",
     is_target=True,
 )
 _CHOICES = Column(
-    role="choices", names=("choices", "choices.text", "question.choices", "options", "endings")
+    role="choices",
+    names=("choices", "choices.text", "question.choices", "options", "endings", "candidates"),
+    names_of_task=("answers",),
 )
 _TEXTS = replace(_CHOICES, kind=CellKind.TEXTS)
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
@@ -78,14 +74,7 @@ SPECS = (
             ),
             Form(
                 (_CONTEXT, _QUESTION, _CHOICES, _LETTERS, _ANSWER),
-                extras=(
-                    "ctx_a",
-                    "ctx_b",
-                    "activity_label",
-                    "subject",
-                    "rationale",
-                    "explanation",
-                ),  # HellaSwag's, MMLU's
+                extras=("ctx_a", "ctx_b", "activity_label", *_TOPICS),  # HellaSwag's, MMLU's
             ),
         ),
         models=frozenset(Model) - {Model.DECODER, Model.SEQ2SEQ},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipe.spec import INT8_OPTIONS, Column, Form, Served, TaskSpec
+from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Served, TaskSpec
 
 _WORDS = Column(
     role="tokens",
@@ -29,6 +29,7 @@ _SPANS = Column(
     role="tags",
     names=("entities", "spans", "annotations"),
     names_of_task=("label", "labels", "ner", "entity", "tags"),
+    kind=CellKind.SPANS,
     setting="label_column",
     is_target=True,
 )
