@@ -254,7 +254,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
-    part = _without_work(part, settings)
+    part = _keep_answers(part, settings)
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part
@@ -274,7 +274,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     return dataclasses.replace(kept, table=kept.table.drop_columns(sorted(interface & names)))
 
 
-def _without_work(part: Part, settings: DataSettings) -> Part:
+def _keep_answers(part: Part, settings: DataSettings) -> Part:
     """Return the inputs and answers of an export of Mechanical Turk or Toloka, without the columns
     that describe the work, unless hyperparameters name these."""
     named = {*settings.named_columns, *settings.ignored_columns}
