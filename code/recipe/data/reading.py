@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
 from recipe.data.column_names import split_of
-from recipe.data.column_settings import ColumnsError, check_ignored
+from recipe.data.column_settings import SPAN_KEYS, ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, UnclearHeader
+from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_list
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
@@ -254,7 +255,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
-    part = _keep_answers(part, settings)
+    part = _name_labels(_keep_answers(part, settings))
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part
@@ -272,6 +273,26 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
                      "were not accepted by annotators (Prodigy's answer)", notes)  # fmt: skip
     interface = {_ANSWER, "tokens"} if "spans" in names else {_ANSWER, "options"}
     return dataclasses.replace(kept, table=kept.table.drop_columns(sorted(interface & names)))
+
+
+def _name_labels(part: Part) -> Part:
+    """Return a part whose labels are lists of names, where they are lists of records with a name,
+    as GitHub's."""
+    for field in part.table.schema:
+        kind = field.type.value_type if is_list(field.type) else field.type
+        keys = {child.name for child in kind} if pa.types.is_struct(kind) else set()
+        if (
+            field.name == "labels"
+            and "name" in keys
+            and not keys & {*itertools.chain(*SPAN_KEYS[:2])}
+        ):
+            names = [
+                [one["name"] for one in cell or ()] for cell in part.table["labels"].to_pylist()
+            ]
+            place = part.table.column_names.index("labels")
+            table = part.table.set_column(place, "labels", pa.array(names, pa.list_(pa.string())))
+            part = dataclasses.replace(part, table=table)
+    return part
 
 
 def _keep_answers(part: Part, settings: DataSettings) -> Part:

@@ -195,7 +195,7 @@ def _costs(tasks: Sequence[str], model: Model) -> dict[str, float]:
         models = TASKS[task].models
         if model in models:
             is_general = len(models) == len(Model) and model not in _ENCODERS
-            more = 16 if model is Model.SEQ2SEQ else 7
+            more = 16 if model is Model.SEQ2SEQ else 11
             costs[task] = more if is_general else -3 / len(models)
         elif model in _ENCODERS and models & _ENCODERS:
             costs[task] = 3

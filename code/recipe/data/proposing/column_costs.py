@@ -92,6 +92,9 @@ other one or a reply to it, or the title of a work."""
 _UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
 """What it costs that two texts are no pair by their names, or in another order than in the file,
 that a form needs the task, and that there is one role more."""
+_TRANSLATED = -4
+"""What two texts cost as source and target whose names differ in a language."""
+_SOURCES = {"src", "source", "tgt", "trg", "target"}
 _MOST_CANDIDATES = 6
 _LONG, _LONG_CELL, _FEW, _FEW_FLAGS, _FEW_COLUMNS = 4, 25, 11, 5, 2
 """Words, and characters, above which a cell is a text rather than some words; values of grades;
@@ -104,13 +107,20 @@ _NO_HEADER, _FEWEST_CHOICES = "column_", 4
 _QUERIES = {"query", "question", "search"}
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
+_CODES = frozenset(
+    "en de fr es it pt nl ru zh ja ko ar hi pl tr uk cs sv da fi no nb ro hu el he vi th fa ur bn id ms "
+    "sw yo ha ig zu sk sl hr sr bg lt lv et ca eu gl eng deu ger fra fre spa ita por nld rus zho chi "
+    "jpn kor ara hin pol tur ukr ces cze swe dan fin nor ron hun ell heb vie tha fas urd ben ind swa yor "
+    "hau ibo".split()
+)
+"""Codes of languages."""
 _COPIED = (
     column_words.COPIES
     | column_words.LANGUAGES
+    | (_CODES - {"no"})
     | {
         *("clean", "original", "processed", "translation", "translated", "correct", "raw", "norm"),
         *("orig", "annot", "annotated", "templ", "template"),
-        *("en", "de", "fr", "es", "it", "pt", "nl", "ru", "zh", "ja", "ko", "ar", "hi", "pl", "tr"),
     }
 )
 """Words by which the names of two forms of a text differ."""
@@ -187,6 +197,9 @@ def rank_roles(
         ):
             continue  # another text, or a label, belongs to it
         cost = sum(cost for cost, _ in combination) / len(combination)
+        texts = [roles[c.role][0] for c in columns if c.kind is CellKind.TEXT]
+        if len(texts) == len(columns) > 1 and are_translations(*texts[:2]):
+            cost = _TRANSLATED
         yield cost + _whole_cost(form, roles, looks), roles
 
 
@@ -371,7 +384,9 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
     asking = {*column_words.ASKING, "post"}
     is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
     more = {*first} ^ {*second}
-    is_copy = bool(more) and more <= _COPIED
+    is_copy = (bool(more) and more <= _COPIED) or (
+        second[-1] in _COPIED and not {*first}.isdisjoint(second[:-1])
+    )
     is_same = (
         first[-1] == second[-1] and min(len(first), len(second)) > 1 and more.isdisjoint(_PAIRING)
     )
@@ -382,6 +397,14 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
         or is_same
         or (is_reply and asking.isdisjoint(first))
     )
+
+
+def are_translations(text: str, other: str) -> bool:
+    """Return whether two names differ in a language only: `en` and `de`, `Text EN` and `Text DE`."""
+    words = [{*split_name(name)} for name in (text, other)]
+    codes = [some & (_CODES | column_words.LANGUAGES) for some in words]
+    rest = [some - found - _SOURCES for some, found in zip(words, codes, strict=True)]
+    return bool(codes[0] and codes[1]) and codes[0].isdisjoint(codes[1]) and rest[0] == rest[1]
 
 
 def _are_twins(text: str, other: str) -> bool:

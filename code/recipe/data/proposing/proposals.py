@@ -30,6 +30,7 @@ from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
+    are_translations,
     are_numbers,
     find_listed,
     label_cost,
@@ -126,6 +127,9 @@ def find(
             given = preferring if "chosen" in form.roles else settings
             for cost, roles in rank_roles(form, looks, given):
                 key = task, *sorted((role, *names) for role, names in roles.items())
+                texts = [names[0] for names in roles.values()]
+                if task == "translation" and are_translations(*texts[:2]):
+                    cost -= 1
                 if key not in ranked or ranked[key][0] > cost + task_cost:
                     ranked[key] = cost + task_cost, spec, form, roles
     _rank_labels(ranked, looks)
@@ -201,6 +205,8 @@ def _preferred(names: Sequence[str]) -> str | None:
 
 def _is_markup(name: str, names: Sequence[str]) -> bool:
     """Return whether a name says that a column repeats another one: `cv_html` beside `cv_str`."""
+    if name.removeprefix("inputs.") in {*names} - {name}:
+        return True  # Argilla's
     *first, last = split_name(name)
     others = (split_name(other) for other in names if other != name)
     return last in _MARKUP and any(words[: len(first)] == first for words in others)
