@@ -160,6 +160,8 @@ URGENCY, ROUTING, SATISFACTION, REVIEWS = (
 )
 """Words of labels that say how urgent something is, who deals with it, and what a customer thinks
 of it; and words of texts that say the last, too."""
+CODES = _ROLES["code"]
+"""Codes of languages."""
 SUMMARIES, TRANSLATIONS, LANGUAGES = (
     _ROLES["summary"],
     _ROLES["translation"],
@@ -231,7 +233,7 @@ PARTS = _words("extracted highlighted matched quoted selected")
 """First words of names of parts of a text."""
 DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
 """First words of names of dates: `date_avis`."""
-_APART = ("first", "head", "qualifier", "urgency", "routing", "satisfaction", "review")
+_APART = ("code", "first", "head", "qualifier", "urgency", "routing", "satisfaction", "review")
 """Roles of words by which a noun is found, and of those that only order what is proposed."""
 KNOWN = frozenset().union(
     *(words for role, words in _ROLES.items() if role not in _APART),

@@ -86,6 +86,10 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             recognise = TASKS[task].recognises_files
             if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
                 return task, f"{reason}; set task to choose another"
+        are_texts = bool(files) and all(path.suffix.lower() in _PLAIN for path in files)
+        is_flat = len({path.parent for path in files}) == 1  # no folders of classes
+        if model is Model.DECODER and are_texts and is_flat and "causal-lm" in possible:
+            return "causal-lm", "plain text, for a decoder; set task to choose another"
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
@@ -118,7 +122,8 @@ def _choose(
         except ColumnsError as error:
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
-    if model is Model.DECODER and not any(_has_plain_label(selections[task]) for task in fitting):
+    is_generator = model in (Model.DECODER, Model.SEQ2SEQ)
+    if is_generator and not any(_has_plain_label(selections[task]) for task in fitting):
         # language_score is no label of a corpus.
         fitting = [task for task in fitting if _prefers(model, task)] or fitting
     chosen = fitting if len(selections) > 1 or is_known else list(selections)

@@ -107,17 +107,10 @@ _NO_HEADER, _FEWEST_CHOICES = "column_", 4
 _QUERIES = {"query", "question", "search"}
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
-_CODES = frozenset(
-    "en de fr es it pt nl ru zh ja ko ar hi pl tr uk cs sv da fi no nb ro hu el he vi th fa ur bn id ms "
-    "sw yo ha ig zu sk sl hr sr bg lt lv et ca eu gl eng deu ger fra fre spa ita por nld rus zho chi "
-    "jpn kor ara hin pol tur ukr ces cze swe dan fin nor ron hun ell heb vie tha fas urd ben ind swa yor "
-    "hau ibo".split()
-)
-"""Codes of languages."""
 _COPIED = (
     column_words.COPIES
     | column_words.LANGUAGES
-    | (_CODES - {"no"})
+    | (column_words.CODES - {"no"})
     | {
         *("clean", "original", "processed", "translation", "translated", "correct", "raw", "norm"),
         *("orig", "annot", "annotated", "templ", "template"),
@@ -149,6 +142,7 @@ _ANSWERED = (
     - column_words.ANSWERING
 )
 _OPINIONS = column_words.OPINIONS | {"recommend", "satisfied", "stance", "verdict"}
+_CLASSES = column_words.LABELS | column_words.OTHER_LABELS
 _NOT_LABELS = (
     (column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING)
     - column_words.LABELS
@@ -306,7 +300,7 @@ def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> fl
     text stands next to it; of requests it is who deals with them, and not how urgent they are or
     what the customer thinks."""
     order, cost = list(looks), 0.0
-    if looks[label] in ("flag", "category", "grade"):
+    if looks[label] == "flag" or column_words.ends_in(label, _CLASSES):
         cost += _NEXT * (bool(texts) and order.index(label) == order.index(texts[-1]) + 1)
         cost += _NEXT * (label == order[-1])
     is_answer = column_words.ends_in(label, column_words.SATISFACTION)
@@ -400,9 +394,9 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
 
 
 def are_translations(text: str, other: str) -> bool:
-    """Return whether two names differ in a language only: `en` and `de`, `Text EN` and `Text DE`."""
+    """Return whether two names differ in a language: `en` and `de`, `Text EN` and `Text DE`."""
     words = [{*split_name(name)} for name in (text, other)]
-    codes = [some & (_CODES | column_words.LANGUAGES) for some in words]
+    codes = [some & (column_words.CODES | column_words.LANGUAGES) for some in words]
     rest = [some - found - _SOURCES for some, found in zip(words, codes, strict=True)]
     return bool(codes[0] and codes[1]) and codes[0].isdisjoint(codes[1]) and rest[0] == rest[1]
 

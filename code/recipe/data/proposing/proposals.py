@@ -30,8 +30,8 @@ from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
-    are_translations,
     are_numbers,
+    are_translations,
     find_listed,
     label_cost,
     look_of,

@@ -23,15 +23,17 @@ SOURCE = Column(role="source", names=("source",), kind=CellKind.TEXT, setting="t
 TARGET = Column(
     role="target", names=("target",), kind=CellKind.TEXT, setting="label_column", is_target=True
 )
+_ASIDE = ("title", "topic", "topics")
+"""Names of columns that describe a text, which a summary may leave unread."""
 _SUMMARIES = Form(
     (SOURCE, TARGET),
     pairs=SUMMARY_PAIRS,
-    extras=("title",),
+    extras=_ASIDE,
 )  # fmt: skip
 _SUMMED_UP = Form((
     replace(SOURCE, names=("document",), words=column_words.TEXTS),
     replace(TARGET, names=("summary",), words=column_words.SUMMARIES),
-), extras=("title",))  # fmt: skip
+), extras=_ASIDE)  # fmt: skip
 _TRANSLATIONS = Form(
     (SOURCE, TARGET),
     pairs=(
