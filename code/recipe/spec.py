@@ -268,6 +268,7 @@ TOKEN_IDS = Column(role="input_ids", names=("input_ids",), kind=CellKind.TOKEN_I
 LABEL_NAMES = (
     *("label", "labels", "class", "class_index", "y", "target", "category", "sentiment"),
     *("emotion", "intent", "topic", "rating", "stars", "choice", "score", "stance"),
+    "cats",  # spaCy's and doccano's
 )
 SCORE_NAMES = (
     *("score", "similarity", "similarity_score", "relatedness_score", "relevance", "grade"),
@@ -303,6 +304,7 @@ TWINS = [
 ]
 PAIRS: Sequence[tuple[str, str]] = (
     ("premise", "hypothesis"),
+    ("context", "hypothesis"),
     *(("text", second) for second in ("hypothesis", "text_pair", "pair", "aspect")),
     *(("sentence", second) for second in ("hypothesis", "sentence_pair", "aspect")),
     *(

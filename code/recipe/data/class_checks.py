@@ -16,7 +16,7 @@ _PADDED = re.compile(r"[-+]?\d*\.\d+0")
 _MOST_ATOMS = 200
 _SEPARATORS = (";", "|", ",")
 _FEW_ROWS = 10
-_MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
+MISSING = {"NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "\\N", "None", "NaN"}
 """What pandas reads as no value."""
 
 
@@ -48,7 +48,7 @@ def check_classes(
     if all(map(is_number, distinct)):
         one_class = f"problem_type=regression if they are numbers, {one_class}"
     path = parts[0].path
-    missing = distinct & _MISSING
+    missing = distinct & MISSING
     if "-1" in distinct and "0" in distinct and all(map(str.isdigit, distinct - {"-1"})):
         missing.add("-1")
     if missing:

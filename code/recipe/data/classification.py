@@ -129,11 +129,11 @@ def _read(path: Path, header: HeaderHint) -> Part:
         formats.read_texts(path, "document")  # raises the error of a format that is not read
         raise DataError(
             f"{path} is a plain text, without a label.",
-            "Write rows of a text and a label, of folders of classes such as by: python -c "
+            "Give task=masked-lm (task=causal-lm for a decoder) to learn the texts alone. Or write "
+            "rows of a text and a label, of folders of classes such as by: python -c "
             '\'import json, pathlib; [print(json.dumps({"text": path.read_text(), '
             '"label": path.parts[1]})) for path in pathlib.Path("train").rglob("*") '
-            "if path.is_file()]' > train.jsonl. Or give task=causal-lm or task=masked-lm, to learn "
-            "the texts alone.",
+            "if path.is_file()]' > train.jsonl.",
         )
     part = formats.read(path, header=header)
     if part.format == "CoNLL":

@@ -80,7 +80,9 @@ class ColumnsError(DataError):
 def quote_value(value: str) -> str:
     """Return a value for a message, in quotes if it has what a shell takes for itself, or a last
     character that could belong to the sentence."""
-    return value if re.fullmatch(r"[\w@%+=:,./-]*[\w@%+=/-]", value) else repr(value)
+    if re.fullmatch(r"[\w@%+=:,./-]*[\w@%+=/-]", value):
+        return value
+    return repr(value) if value.isascii() or "'" in value else f"'{value}'"
 
 
 def named_settings(settings: DataSettings) -> str:

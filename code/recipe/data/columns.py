@@ -374,7 +374,10 @@ def _check_weak_names(
             raise _several(part, {column.role: [name]})
         if is_similar or is_weak:
             # Other classes may be meant, unless this one says what a text says.
-            is_class = not column_words.ends_in(name, column_words.OPINIONS)
+            is_judged = any(
+                not column_words.REVIEWS.isdisjoint(words_of(text)) for text in selection.names
+            )
+            is_class = not (is_judged and column_words.ends_in(name, column_words.OPINIONS))
             is_like = is_similar if column.kind is CellKind.TEXT else is_class
             others += [
                 other

@@ -262,7 +262,8 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     answers = part.table[_ANSWER].to_pylist()
     if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
         return part
-    if not {"spans", "accept"} & {*part.table.column_names}:
+    marked = [name for name in ("spans", "accept") if name in part.table.column_names]
+    if not any(any(part.table[name].to_pylist()) for name in marked):
         raise DataError(
             f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
             "Give label_column=answer missing_labels=ignore to learn the answers. Or keep accepted "
@@ -289,8 +290,8 @@ def _name_labels(part: Part) -> Part:
             names = [
                 [one["name"] for one in cell or ()] for cell in part.table["labels"].to_pylist()
             ]
-            place = part.table.column_names.index("labels")
-            table = part.table.set_column(place, "labels", pa.array(names, pa.list_(pa.string())))
+            index = part.table.column_names.index("labels")
+            table = part.table.set_column(index, "labels", pa.array(names, pa.list_(pa.string())))
             part = dataclasses.replace(part, table=table)
     return part
 

@@ -105,7 +105,7 @@ LISTS = (
 )  # fmt: skip
 """A query, a list of texts, and a number for each of these."""
 FORMS = (
-    Form((_QUERY, _POSITIVE, _NEGATIVES)),
+    Form((_QUERY, _POSITIVE, _NEGATIVES), extras=("answers", "dataset")),  # DPR's
     # FlagEmbedding's lists.
     Form(
         (

@@ -421,8 +421,10 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     """Return the first row if it names columns: by known names, or because the user says so."""
     # Columns without a name get the names that pandas gives them, and further ones of a name, too.
     cells = [cell.strip() or f"Unnamed: {index}" for index, cell in enumerate(rows[0])]
-    earlier = [cells[:index].count(cell) for index, cell in enumerate(cells)]
-    names = [f"{cell}.{n}" if n else cell for cell, n in zip(cells, earlier, strict=True)]
+    names: list[str] = []
+    for cell in cells:
+        further = (f"{cell}.{number}" for number in itertools.count(1))
+        names.append(next(name for name in itertools.chain([cell], further) if name not in names))
     if not isinstance(has_header, bool) and has_header & {*names}:
         return names
     known = set(map(normalize_name, names))

@@ -26,7 +26,9 @@ _CHUNK_ROWS, _CHUNK_BYTES = 10_000, 1 << 24
 TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 OUTSIDE = "O"
-DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
+DATE = re.compile(
+    r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.{,20})?|\d{1,2}/\d{1,2}/\d{2,4}.{,20})"
+)
 _LONGEST_INTEGER = 18
 """Digits that each fit into 64 bits."""
 UNTAGGED = -100

@@ -78,7 +78,8 @@ _SECOND, _STATE, _DESCRIBED, _CLASS_AS_SCORE = 15, 2, 3, 3
 on a sample is or that it is computed, or who or where it is from; that a class is a score."""
 _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
-_NEXT, _JUDGED, _ROUTED, _ANSWER, _URGENT = -2, -4, -4, 3, 2
+_NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
+"""What `label_cost` adds for each of these."""
 _STATES = {"status", "state", "department"}
 _LISTS_OF_WORDS = {"concept", "token", "word"}
 _LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
@@ -100,7 +101,7 @@ _LONG, _LONG_CELL, _FEW, _FEW_FLAGS, _FEW_COLUMNS = 4, 25, 11, 5, 2
 """Words, and characters, above which a cell is a text rather than some words; values of grades;
 flags that need not belong together; columns of which one may be a label by any name."""
 _SCALE = re.compile(
-    r"\d\s*(?:-|~|/|to|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
+    r"\d\s*(?:-|~|/|to|ile|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
 )
 _NO_HEADER, _FEWEST_CHOICES = "column_", 4
 """How columns without a header are called; those that a question with choices has, at least."""
@@ -142,6 +143,7 @@ _ANSWERED = (
     - column_words.ANSWERING
 )
 _OPINIONS = column_words.OPINIONS | {"recommend", "satisfied", "stance", "verdict"}
+_NO_CLASSES = {"nothing", "words", "constant"}
 _CLASSES = column_words.LABELS | column_words.OTHER_LABELS
 _NOT_LABELS = (
     (column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING)
@@ -150,7 +152,7 @@ _NOT_LABELS = (
 )
 """Last words of names of what has few values and is no label: people, things, texts."""
 _ASIDE = (
-    (column_words.METADATA | column_words.THINGS)
+    (column_words.METADATA | column_words.THINGS | column_words.STATES)
     - column_words.ASKING
     - column_words.ANSWERING
     - column_words.DESCRIBING
@@ -192,8 +194,10 @@ def rank_roles(
             continue  # another text, or a label, belongs to it
         cost = sum(cost for cost, _ in combination) / len(combination)
         texts = [roles[c.role][0] for c in columns if c.kind is CellKind.TEXT]
-        if len(texts) == len(columns) > 1 and are_translations(*texts[:2]):
-            cost = _TRANSLATED
+        if len(texts) == len(columns) > 1:  # one is written for the other
+            cost = _TRANSLATED if are_translations(*texts[:2]) else cost
+            if _are_numbered(*texts[:2]) and "text" in rest.values():
+                cost += _UNRELATED  # several answers to the other text
         yield cost + _whole_cost(form, roles, looks), roles
 
 
@@ -236,7 +240,10 @@ def _candidates(
         is_other = any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
         opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
-        is_other = is_other or (opinion_count == 1 and len(flags) < _FEW_FLAGS)
+        firsts = {_HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
+        are_numbered = len(firsts) == len(flags) and len({*map(name_stem, firsts)}) == 1
+        is_few = opinion_count == 1 and len(flags) < _FEW_FLAGS
+        is_other = is_other or (is_few and not are_numbered)
         scored.append((AKIN if is_other else -2, flags))
     return scored
 
@@ -269,7 +276,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         for n in rest
         if looks[n] == "category" and (has_few or not column_words.ends_in(n, _NO_LABELS))
     }
-    if len(roles) == 1 and (may_be_label or looks_unread - {"nothing", "words"}):
+    if len(roles) == 1 and (may_be_label or looks_unread - _NO_CLASSES):
         cost += _ALONE
     elif not has_label and may_be_label:
         cost += _TARGET_UNREAD
@@ -297,18 +304,19 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
 
 def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> float:
     """Return what a label costs more than another one of the same texts: what was written for a
-    text stands next to it; of requests it is who deals with them, and not how urgent they are or
-    what the customer thinks."""
+    text stands next to it; of requests it is who deals with them, and not how urgent they are, how
+    far the work on them is, or what the customer thinks."""
     order, cost = list(looks), 0.0
-    if looks[label] == "flag" or column_words.ends_in(label, _CLASSES):
+    is_late = column_words.ends_in(label, column_words.URGENCY | column_words.STATES)
+    if not is_late and (looks[label] == "flag" or column_words.ends_in(label, _CLASSES)):
         cost += _NEXT * (bool(texts) and order.index(label) == order.index(texts[-1]) + 1)
         cost += _NEXT * (label == order[-1])
     is_answer = column_words.ends_in(label, column_words.SATISFACTION)
     is_class = looks[label] == "category" and not is_answer
     cost += _JUDGED * (is_class and column_words.ends_in(label, _OPINIONS))
-    if not any(column_words.ends_in(text, column_words.REVIEWS) for text in texts):
+    if all(column_words.REVIEWS.isdisjoint(words_of(text)) for text in texts):
         cost += _ROUTED * column_words.ends_in(label, column_words.ROUTING) + _ANSWER * is_answer
-    return cost + _URGENT * column_words.ends_in(label, column_words.URGENCY)
+    return cost + _LATE * is_late
 
 
 def _cost_of_texts(
@@ -354,6 +362,8 @@ def _cost_of_pair(
         or (is_headed and "text_pair" in roles and not is_asked)
     )
     cost = (-_UNPAIRED if is_pair else _UNPAIRED) + _HALF * (asking != set() and not is_asked)
+    if not is_pair and len(texts) > 1:
+        cost += _HALF * any(_are_twins(*two) for two in itertools.combinations(looks, 2))
     is_generated = any(form[role].is_target and form[role].kind is CellKind.TEXT for role in roles)
     pairs = itertools.permutations(texts, 2)
     if not is_asked and not is_generated and any(_are_unrelated(*pair, looks) for pair in pairs):
@@ -393,11 +403,17 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
     )
 
 
+def _are_numbered(text: str, other: str) -> bool:
+    """Return whether two names differ in a number only: `reference_1`, `reference_2`."""
+    is_named = not text.startswith(_NO_HEADER)
+    return is_named and name_stem(text) == name_stem(other) != normalize_name(text)
+
+
 def are_translations(text: str, other: str) -> bool:
     """Return whether two names differ in a language: `en` and `de`, `Text EN` and `Text DE`."""
     words = [{*split_name(name)} for name in (text, other)]
     codes = [some & (column_words.CODES | column_words.LANGUAGES) for some in words]
-    rest = [some - found - _SOURCES for some, found in zip(words, codes, strict=True)]
+    rest = [some - both - _SOURCES for some, both in zip(words, codes, strict=True)]
     return bool(codes[0] and codes[1]) and codes[0].isdisjoint(codes[1]) and rest[0] == rest[1]
 
 

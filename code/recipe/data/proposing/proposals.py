@@ -63,6 +63,10 @@ _MARKUP = {"html", "json", "parse", "xml"}
 _WORD_NAMES = {"word", "words", "token", "tokens"}
 _PREFERRED = 10
 """How much less it costs to learn pairs of a better and a worse answer than the better ones."""
+_IS_TRANSLATION = 2
+"""How much less a translation costs than another text written for a text in another language."""
+_TIE = 0.01
+"""What orders ways that cost the same."""
 _NEAR = 10
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
@@ -129,7 +133,7 @@ def find(
                 key = task, *sorted((role, *names) for role, names in roles.items())
                 texts = [names[0] for names in roles.values()]
                 if task == "translation" and are_translations(*texts[:2]):
-                    cost -= 1
+                    cost -= _IS_TRANSLATION
                 if key not in ranked or ranked[key][0] > cost + task_cost:
                     ranked[key] = cost + task_cost, spec, form, roles
     _rank_labels(ranked, looks)
@@ -173,8 +177,8 @@ def _rank_labels(
             texts = [name for role, names in roles.items() if role != "label" for name in names]
             return cost + label_cost(roles["label"][0], texts, looks)
 
-        for cost, key in zip(costs, sorted(keys, key=total), strict=True):
-            ranked[key] = (cost, *ranked[key][1:])
+        for index, key in enumerate(sorted(keys, key=total)):
+            ranked[key] = (costs[index] + index * _TIE, *ranked[key][1:])
 
 
 def _judged(
@@ -318,6 +322,8 @@ def _names_columns(part: Part) -> bool:
     is_name = True
     for name in part.table.column_names:
         first, *others = [str(cell or "") for cell in part.table[name].slice(0, 200).to_pylist()]
+        if first.rstrip()[-1:] in (".", "!", "。") and " " in first:
+            return False  # a sentence
         filled = [cell for cell in others if cell] or [""]
         for is_like in (is_number, DATE.fullmatch):
             if all(map(is_like, filled)):
@@ -387,8 +393,8 @@ def _label_settings(
         class_checks.CHECKS[problem]([labelled], column, rows, missing)
     except DataError:
         distinct = {str(value) for value in part.distinct(column, rows) or () if value}
-        if {*distinct, "0"} == _SIGNS:
-            line["problem_type"] = labels.SINGLE  # of sentiments
+        if {*distinct, "0"} == _SIGNS or (distinct & class_checks.MISSING and missing is None):
+            line["problem_type"] = labels.SINGLE  # of sentiments; None is an intent
         elif (separated := class_checks.find_separator(distinct)) is not None:
             line["label_separator"] = separated[0]
         else:

@@ -8,7 +8,16 @@ from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Model, Served, Tas
 
 _CONTEXT = Column(
     role="context",
-    names=("context", "sent1", "article", "passage", "paragraph", "support", "premise"),
+    names=(
+        "context",
+        "sent1",
+        "article",
+        "passage",
+        "paragraph",
+        "support",
+        "premise",
+        "flores_passage",
+    ),
     names_of_task=("text",),
     kind=CellKind.TEXT,
     is_optional=True,
@@ -24,7 +33,8 @@ _ANSWER = Column(
     role="answer",
     names=(
         *("answer", "label", "answer_key", "answer_idx", "answer_index", "gold", "cop"),
-        *("correct", "correct_option", "correct_answer"),
+        *("correct", "correct_option", "correct_answer", "correct_answer_num", "correct_index"),
+        *("correct_answer_index", "correct_idx", "correct_choice", "correct_option_index"),
     ),
     names_of_task=("ra",),
     setting="label_column",
@@ -39,7 +49,10 @@ _TEXTS = replace(_CHOICES, kind=CellKind.TEXTS)
 _LETTERS = Column(role="choices.label", names=("choices.label",), is_optional=True)
 _ENDINGS = Column(
     role="endings",
-    names=("ending", "choice", "option", "answer", "ans", "alternative", "sol", "solution"),
+    names=(
+        *("ending", "choice", "option", "answer", "ans", "alternative", "sol", "solution"),
+        "mc_answer",  # Belebele's
+    ),
     kind=CellKind.TEXT,
     is_repeated=True,
     is_numbered=True,

@@ -33,8 +33,8 @@ _OTHERS = (
            is_target=True),
 )  # fmt: skip
 
-_EXTRAS = ("title", "end", "ends", "answer_end", "answer_ends", "end_position", "end_char",
-           "answers.answer_end", "answers.end", "answer.end")  # fmt: skip
+_EXTRAS = ("title", "summary", "end", "ends", "answer_end", "answer_ends", "end_position",
+           "end_char", "answers.answer_end", "answers.end", "answer.end")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
