@@ -225,6 +225,7 @@ def _read_parts(
                     part = read(path)
                 except UnclearHeader as unclear:
                     raise proposals.header_refusal(unclear, {spec.name: 0.0}, settings) from unclear
+                notes += [part.note] if part.note else []
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue

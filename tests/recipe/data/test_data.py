@@ -543,14 +543,6 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
     assert load({"train": tmp_path}).labels.names == ("0", "1")
 
 
-def manifest(kind: str, **about: Any) -> str:
-    spans = {"annotations": {"entities": [{"label": "PER", "startOffset": 0, "endOffset": 3}]}}
-    row = {"source": "Ada sat", "x-y": spans if kind == "text-span" else 1}
-    failed = {**row, "x-y-metadata": {"type": kind, "failure-reason": "?"}}
-    rows = [{**row, "x-y-metadata": {"type": kind, **about}}, failed]
-    return "\n".join(map(json.dumps, rows))
-
-
 REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in ("accept", "reject")]
 
 
@@ -564,12 +556,6 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
          [{"text": "a neg text", "label": "neg"}, {"text": "a pos text", "label": "pos"}]),
         ({"data/train.jsonl": "\n".join(map(json.dumps, REVIEWED))},
          [{"text": "accept", "_input_hash": 1}]),
-        ({"data/output.manifest": manifest("text-span")},
-         [{"text": "Ada sat", "entities": [[0, 3, "PER"]]}]),
-        ({"data/output.manifest": manifest("multilabel", **{"class-map": {"0": "a", "1": "b"}})},
-         [{"text": "Ada sat", "label": ["a", "b"]}]),
-        ({"data/output.manifest": manifest("classification", **{"class-name": "a"})},
-         [{"text": "Ada sat", "label": "a"}]),
         ({"data/a.csv": "text,label\n" + "a,\"['x', 'y']\"\n" * 9},
          [{"text": "a", "label": ["x", "y"]}] * 9),
         ({"data/a.json": json.dumps([{"text": "a", "label": {"choices": [*"xy"]}}, {"text": "b", "label": "x"}])},

@@ -172,6 +172,15 @@ def choices(*names: str) -> dict[str, Any]:
     return {"from_name": "mood", "to_name": "text", "type": "choices", "value": value}
 
 
+def truth(kind: str, given: Any, job: str = "x-y", **about: Any) -> dict[str, Any]:
+    """Return a row of a manifest of Ground Truth."""
+    return {
+        "source": "Ada sat",
+        job: given,
+        f"{job}-metadata": {"type": f"groundtruth/{kind}", **about},
+    }
+
+
 LABELS = {"from_name": "ner", "to_name": "text", "type": "labels",
           "value": {"start": 0, "end": 3, "text": "Ada", "labels": ["PER"]}}  # fmt: skip
 ADA = "number 7 Ada sat in Rome"
@@ -615,8 +624,22 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! these lines look like rows"),
     files("texts of several lines", "masked", lambda: {'train.csv': 'label,text\n' + ''.join(f'{n % 2},"{s()}\nin Rome, {s()}"\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in\nin Rome, "),
-    files("Ground Truth's spans", "masked", lambda: {'output.manifest': ''.join(json.dumps({'source': 'Ada sat', 'ner': {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}]}}, 'ner-metadata': {'type': 'groundtruth/text-span'}}) + '\n' for n in range(24))},
-          "! jq -c 'select(.[\"ner-metadata\"]"),
+    *(
+        files(f"Ground Truth's manifest with {name}", "masked", lambda rows=rows: {'output.manifest': ''.join(json.dumps(row) + '\n' for n in range(24) for row in rows(n))}, outcome)
+        for name, rows, outcome in [
+            ("entities", lambda n: [truth('text-span', {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}] * (n % 5 > 0)}})], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),
+            ("classes", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]})], "text-classification text=Ada sat label=b"),
+            ("several classes", lambda n: [truth('text-classification-multilabel', [2, 0, 1][n % 2:], **{'class-map': {'0': 'a', '1': 'b', '2': 'c'}})], "text-classification text=Ada sat label=a, b, c"),
+            ("failures", lambda n: [truth('text-classification', n % 2, **({'failure-reason': 'x'} if n == 0 else {'class-name': 'ba'[n % 2]}))], "text-classification text=Ada sat label=a"),
+            ("another job", lambda n: [{**truth('text-classification', 0, **{'class-name': 'a'}), 'b': 0, 'b-metadata': {'class-name': 'b'}}], "! jq -c 'del(.[\"b\"], .[\"b-metadata\"])'"),
+            ("another job further down", lambda n: [truth('text-classification', 0, 'ab'[n == 20], **{'class-name': 'a'})], "! with the labels of 'a': jq"),
+            ("rows without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Ada sat'}], "! line 2 has not source and the class-name of Ground Truth's job 'x-y'"),
+            ("a class without a name", lambda n: [truth('text-classification-multilabel', [n % 3], **{'class-map': {'0': 'a', '1': 'b'}})], "! line 3 has not source and the class-map"),
+            ("a column text", lambda n: [{**truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), 'text': 'Bo'}], "! or a column text or label"),
+            ("other labels", lambda n: [truth('custom', {'a': 1})], "! is a manifest of Ground Truth, which labels x-y"),
+            ("texts elsewhere", lambda n: [{'source-ref': 's3://b/1.txt', 'x': 0, 'x-metadata': {'class-name': 'a', 'type': 'groundtruth/text-classification'}}], "! It has the locations of files"),
+        ]
+    ),
     *(
         files(f"Label Studio's tasks with {name}", "masked", lambda results=results: {'project.json': json.dumps([studio(n, *results(n)) for n in range(24)])}, outcome, argv=argv)
         for name, results, outcome, argv in [
@@ -772,3 +795,13 @@ def test_the_log_says_how_lists_are_read(tmp_path: Path) -> None:
     log = "\n".join(read.data.notes)
     assert "the texts of each list are joined by spaces, in column 'source'" in log
     assert "the first text of each list is learned, in column 'target'" in log
+
+
+def test_the_log_says_how_a_manifest_is_read(tmp_path: Path) -> None:
+    rows = [truth("text-classification", n % 2, **{"class-name": "ab"[n % 2]}) for n in range(24)]
+    failed = [truth("text-classification", 0, **{"failure-reason": "?"})] * 2
+    made = Shape("masked", lambda n: [*failed, *rows][n], "", "", None, "train.jsonl")
+    _, read = made.read(tmp_path, {"task": "text-classification"})
+    log = "\n".join(read.data.notes)
+    assert "'text' is its source, 'label' the class-name of its job 'x-y'" in log
+    assert "2 rows have a failure-reason and are not used" in log

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.annotation_exports import plain_rows
+from recipe.data.files.ground_truth import find_manifest
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES
 
-_METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
@@ -148,7 +148,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     where = f"{path} {'line' if name == 'jsonl' else 'row'} "
     begun = read()
     first: Block = next(begun, ([], []))
-    _check_no_manifest(path, _objects_of(where, first))
+    manifest = find_manifest(path, _objects_of(where, first))
     # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = [np.empty(0, np.int64)]
@@ -156,7 +156,8 @@ def _part(path: Path, name: str, read: Read) -> Part:
     def objects() -> Iterator[Sequence[dict[str, Any]]]:
         del starts[1:]
         for block in next(passes):
-            yield _objects_of(where, block)
+            rows = _objects_of(where, block)
+            yield manifest.rows(where, rows, block[1]) if manifest else rows
             starts.append(np.asarray(block[1], np.int64))
 
     try:
@@ -174,7 +175,8 @@ def _part(path: Path, name: str, read: Read) -> Part:
         ) from error
     lines = None if name == "json" else np.concatenate(starts)
     part = Part(path=path, format=name, table=table, lines=lines)
-    return dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
+    part = dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
+    return manifest.labelled(part) if manifest else part
 
 
 def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
@@ -192,36 +194,3 @@ def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
             )
         objects.append(value)
     return plain_rows(where, objects, block[1])
-
-
-def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise DataError for an augmented manifest of Ground Truth, with the line that converts it."""
-    names = (
-        (row, key.removesuffix(_METADATA), key)
-        for row in rows
-        for key, about in row.items()
-        if key.endswith(_METADATA) and isinstance(about, dict)
-    )
-    for row, name, metadata in names:
-        about = row[metadata]
-        if name not in row:
-            continue
-        is_image = "image-classification" in str(about.get("type"))
-        if "source" not in row and not is_image:
-            raise DataError(
-                f"{path} is a manifest of Ground Truth with the locations of files.",
-                "Write the texts themselves, as source.",
-            )
-        source = 'file_name: (.["source-ref"] | split("/") | last)' if is_image else "text: .source"
-        if "text-span" in str(about.get("type")):
-            spans = f'.["{name}"].annotations.entities[] | [.startOffset, .endOffset, .label]'
-            labels = f"entities: [{spans}]"
-        elif "class-map" in about:
-            labels = f'label: [.["{metadata}"]["class-map"][]]'
-        else:
-            labels = f'label: .["{metadata}"]["class-name"]'
-        raise DataError(
-            f"{path} is a manifest of Ground Truth, which labels {name!r}.",
-            f'Convert it: jq -c \'select(.["{metadata}"]["failure-reason"] | not) | '
-            f"{{{source}, {labels}}}' {path.name} > {path.stem}-rows.jsonl, and remove it.",
-        )

@@ -139,6 +139,8 @@ class Part:
     mixed: Mapping[str, str] = field(default_factory=dict)
     """Columns in which only some values are lists or records, with the location of the first: these
     are written as JSON."""
+    note: str = ""
+    """How the file was read, for the log."""
 
     def where(self, row: int) -> str:
         """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
