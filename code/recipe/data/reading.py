@@ -19,7 +19,7 @@ from recipe.data.column_names import split_of
 from recipe.data.column_settings import ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, UnclearHeader
+from recipe.data.files.part import Part, SourceFile, UnclearHeader, files_encoded
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
@@ -103,6 +103,7 @@ def read_columns(
     problems = Problems()
     files: list[ReadFile] = []
     read = read or functools.partial(formats.read, header=settings.names_in_header)
+    read = files_encoded(settings.encoding)(read)
     with hosts.together():
         layout = layout_of_channels.find(channels, hosts.sharded, images)
         notes += layout.notes

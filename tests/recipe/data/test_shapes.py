@@ -8,7 +8,9 @@ proposes lines; `! words` one with these words.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +109,7 @@ class Shape:
             (data / self.file).write_text(text)
         for name, text in ({} if self.file else self.content()).items():
             (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_text(text)
+            (data / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         argv = [word for key, value in given.items() for word in (f"--{key}", value)]
         parsed = parse(["--model_id", str(model), "--eval_strategy", "no", *argv])
         channels = {"train": data}
@@ -805,3 +807,57 @@ def test_the_log_says_how_a_manifest_is_read(tmp_path: Path) -> None:
     log = "\n".join(read.data.notes)
     assert "'text' is its source, 'label' the class-name of its job 'x-y'" in log
     assert "2 rows have a failure-reason and are not used" in log
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.jsonl", "a.json", "a.conll", "b.txt", "a.txt.gz", "a.csv.gz"]
+)
+@pytest.mark.parametrize(
+    "encoding", ["windows-1252", "latin-1", "cp1251", "gb18030", "shift_jis", "utf-16-le", "utf-16"]
+)
+def test_files_of_other_encodings_are_read(name: str, encoding: str, tmp_path: Path) -> None:
+    word = {"cp1251": "привет", "gb18030": "联通酒店", "shift_jis": "ホテル"}.get(encoding, "Déjà")
+    rows = [{"text": f"{word} {s()}", "label": "ab"[n % 2]} for n in range(24)]
+    text = {
+        "csv": "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows),
+        "jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        "json": json.dumps(rows, ensure_ascii=False, indent=1),
+        "conll": f"{word} B-PER\nsat O\n\n" * 24,
+        "txt": "".join(f"{row['text']}\n" for row in rows),
+    }[name.split(".")[1]]  # fmt: skip
+    data = text.encode(encoding).removeprefix(codecs.BOM_UTF16_LE)
+    data = gzip.compress(data) if name.endswith(".gz") else data
+    kind = name.split(".")[1]
+    given = {"task": "masked-lm"} if kind == "txt" else {}
+    made = Shape("masked", lambda: {name: data}, "", "", None, "")
+    if not encoding.startswith("utf"):
+        with pytest.raises(RecipeError, match="encoding="):
+            made.read(tmp_path, given)
+    task, read = made.read(tmp_path, {"encoding": encoding, **given})
+    tasks = {"txt": "masked-lm", "conll": "token-classification"}
+    assert task == tasks.get(kind, "text-classification")
+    (column,) = {"text", "tokens"} & {*read.train.column_names}
+    first = read.train[0][column]
+    assert (first[0] if column == "tokens" else first).startswith(word)
+
+
+def test_a_byte_order_mark_decides_an_encoding(tmp_path: Path) -> None:
+    text = "text,label\n" + "".join(f"Déjà {s()},{n % 2}\n" for n in range(24))
+    files_by_name = {
+        "a.csv": text.encode("utf-8-sig"),
+        "b.csv": text.encode("utf-16"),
+        "c.csv": text.encode("cp1252"),
+    }
+    made = Shape("masked", lambda: files_by_name, "", "", None, "")
+    _, read = made.read(tmp_path, {"encoding": "cp1252"})
+    assert all(row.startswith("Déjà") for row in read.train["text"])
+
+
+def test_a_headers_refusal_reads_the_encoding(tmp_path: Path) -> None:
+    text = "v1,v2\n" + "".join(f"{'ab'[n % 2]},Déjà {s()}\n" for n in range(24))
+    made = Shape("masked", lambda: {"a.csv": text.encode("cp1252")}, "", "", None, "")
+    with pytest.raises(RecipeError) as refusal:
+        made.read(tmp_path, {"encoding": "windows-1252"})
+    line = {"task": "text-classification", "text_column": "v2", "label_column": "v1"}
+    assert line in proposed_lines(refusal.value)
+    made.read(tmp_path, {"encoding": "windows-1252", **line})
