@@ -627,6 +627,23 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     files("texts of several lines", "masked", lambda: {'train.csv': 'label,text\n' + ''.join(f'{n % 2},"{s()}\nin Rome, {s()}"\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in\nin Rome, "),
     *(
+        files(f"JSON by {name}", model, lambda keyed=keyed, indent=indent: {'train.json': json.dumps(keyed(), indent=indent)}, outcome)
+        for name, model, keyed, outcome in [
+            ("keys of rows", "masked", lambda: {f'{n}ab': {'text': s(), 'label': n % 2} for n in range(24)}, "text-classification text=sat river"),
+            ("numbers of rows", "masked", lambda: {str(n): {'text': s(), 'label': n % 2, **({'note': 'x'} if n else {})} for n in range(24)}, "text-classification text=sat river"),
+            ("keys of rows of other names", "t5", lambda: {f'{n}ab': {'disfluent': s(), 'fluent': s()} for n in range(24)}, "? task=text2text-generation text_column=disfluent label_column=fluent > text2text-generation source=sat river"),
+            ("keys of rows with ids", "masked", lambda: {f'k{n}': {'id': n, 'text': s(), 'label': n % 2} for n in range(24)}, "text-classification text=sat river"),
+            ("columns", "masked", lambda: {'text': {n: s() for n in range(24)}, 'label': {n: n % 2 for n in range(24)}}, "! not a list of rows"),
+            ("columns of other names", "masked", lambda: {'v1': {f'k{n}': s() for n in range(24)}, 'v2': {f'k{n}': n % 2 for n in range(24)}}, "! not a list of rows"),
+            ("splits", "masked", lambda: {split: {'text': s(), 'label': 1} for split in ('train', 'test')}, "! not a list of rows"),
+            ("texts", "masked", lambda: {s(): {'summary': s(), 'label': n % 2} for n in range(24)}, "! not a list of rows"),
+            ("one key", "masked", lambda: {'k': {'text': s(), 'label': 1}}, "! not a list of rows"),
+            ("keys of other objects", "masked", lambda: {'a': {'text': s()}, 'b': {'size': 1, 'unit': 'm', 'label': 1}}, "! not a list of rows"),
+            ("splits of pairs", "masked", lambda: {split: [[s(), 'a'], [s(), 'b']] for split in ('train', 'val')}, "! not a list of rows"),
+        ]
+        for indent in (None, 1)
+    ),
+    *(
         files(f"Ground Truth's manifest with {name}", "masked", lambda rows=rows: {'output.manifest': ''.join(json.dumps(row) + '\n' for n in range(24) for row in rows(n))}, outcome)
         for name, rows, outcome in [
             ("entities", lambda n: [truth('text-span', {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}] * (n % 5 > 0)}})], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),

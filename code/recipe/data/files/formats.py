@@ -342,7 +342,7 @@ FORMATS: Sequence[Format] = (
     Format(
         name="JSON",
         suffixes=".json",
-        what='`[row, ...]`, `{"data": [row, ...]}`',
+        what='`[row, ...]`, `{"data": [row, ...]}`, `{"id1": row, ...}`',
         is_one=lambda path: _is_json(path, "["),
         read=lambda path: _read_text(path, read_json),
     ),

@@ -19,7 +19,8 @@ from recipe.data.files.annotation_exports import plain_rows
 from recipe.data.files.ground_truth import find_manifest
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
-from recipe.spec import MESSAGES_NAMES
+from recipe.spec import MESSAGES_NAMES, normalize_name
+from recipe.task_table import names_of_samples
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
@@ -30,6 +31,7 @@ _OF_ROWS = (
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
 """Keys whose lists of records belong to one row."""
+_KEY, _FEWEST_KEYS, _LEAST_ALIKE = re.compile(r"[!-~]+"), 2, 0.5
 _CHUNK_ROWS, _CHUNK_CHARACTERS = 10_000, 1 << 22
 
 
@@ -73,6 +75,8 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
     }
     is_line = path.suffix.lower() in _LINES
+    if not is_line and (by_key := _rows_by_key(document)):
+        return by_key
     if any(key in _OF_ROWS for key in lists) or (is_line and not {*_OF_FILES} & lists.keys()):
         return [document]
     if len(lists) == 1:
@@ -90,6 +94,26 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
             "file of its own; pandas does by to_json(path, orient='records').",
         )
     return [document]
+
+
+def _rows_by_key(document: dict[str, Any]) -> list[Any] | None:
+    """Return the rows of `{key: row, ...}`, with the key as `id`; None for another object, such as
+    one of columns, of splits or of parts of a row, by the names of its keys."""
+    known = {*_OF_FILES, *_OF_ROWS, *names_of_samples().single}
+    is_key = [
+        isinstance(row, dict) and row and not (
+            normalize_name(key) in known or split_of(key) or not _KEY.fullmatch(key)
+        )
+        for key, row in document.items()
+    ]  # fmt: skip
+    if len(is_key) < _FEWEST_KEYS or not all(is_key):
+        return None
+    names = {name for row in document.values() for name in row}
+    is_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in document.values())
+    is_named = known & {*map(normalize_name, names)} or len(names) < len(document)
+    if not is_alike or not is_named or any(map(str.isdigit, names)):
+        return None
+    return [{"id": key, **row} for key, row in document.items()]
 
 
 def read_json_objects(path: Path, encoding: str) -> Part:
