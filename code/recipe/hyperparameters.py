@@ -172,10 +172,8 @@ class Hyperparameters(DataSettings, ModelSettings):
         try:
             "a".encode(self.encoding or "utf-8")
         except (LookupError, ValueError):
-            yield (
-                f"Hyperparameter encoding has value {self.encoding!r}. Give a name that Python "
-                "knows, such as windows-1252, gb18030, shift_jis, euc-kr or windows-1251."
-            )
+            remedy = "Give a name that Python knows, such as windows-1252 or gb18030."
+            yield f"Hyperparameter encoding has value {self.encoding!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.
             from transformers import TrainingArguments

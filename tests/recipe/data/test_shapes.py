@@ -600,6 +600,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}"),
     files("cells in single quotes", "masked", lambda: {'train.csv': "'text','label'\n" + ''.join(f"'{s()}','{n % 2}'\n" for n in range(24))},
           "! has cells in single quotes"),
+    files("single quotes where cells need them", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};'{s()}; {s()}'\n{n % 2};{s()}\n" for n in range(24))},
+          "! in double quotes, not in single ones"),
     files("blanks before quotes", "masked", lambda: {'train.csv': 'label, text\n' + ''.join(f'{n % 2}, "{s()}"\n' for n in range(24))},
           "! has a blank between a delimiter and a quote"),
     files("a title above a table", "masked", lambda: {'train.csv': 'Export of May\ntext,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
@@ -643,6 +645,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
         ]
         for indent in (None, 1)
     ),
+    shape("metadata of another tool", "masked", lambda n: {'text': s(), 'label': n % 2, 'page-metadata': {'number': n}},
+          "text-classification text=text label=label"),
     *(
         files(f"Ground Truth's manifest with {name}", "masked", lambda rows=rows: {'output.manifest': ''.join(json.dumps(row) + '\n' for n in range(24) for row in rows(n))}, outcome)
         for name, rows, outcome in [
@@ -651,12 +655,13 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
             ("several classes", lambda n: [truth('text-classification-multilabel', [2, 0, 1][n % 2:], **{'class-map': {'0': 'a', '1': 'b', '2': 'c'}})], "text-classification text=Ada sat label=a, b, c"),
             ("failures", lambda n: [truth('text-classification', n % 2, **({'failure-reason': 'x'} if n == 0 else {'class-name': 'ba'[n % 2]}))], "text-classification text=Ada sat label=a"),
             ("another job", lambda n: [{**truth('text-classification', 0, **{'class-name': 'a'}), 'b': 0, 'b-metadata': {'class-name': 'b'}}], "! jq -c 'del(.[\"b\"], .[\"b-metadata\"])'"),
-            ("another job further down", lambda n: [truth('text-classification', 0, 'ab'[n == 20], **{'class-name': 'a'})], "! with the labels of 'a': jq"),
-            ("rows without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Ada sat'}], "! line 2 has not source and the class-name of Ground Truth's job 'x-y'"),
-            ("a class without a name", lambda n: [truth('text-classification-multilabel', [n % 3], **{'class-map': {'0': 'a', '1': 'b'}})], "! line 3 has not source and the class-map"),
-            ("a column text", lambda n: [{**truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), 'text': 'Bo'}], "! or a column text or label"),
-            ("other labels", lambda n: [truth('custom', {'a': 1})], "! is a manifest of Ground Truth, which labels x-y"),
-            ("texts elsewhere", lambda n: [{'source-ref': 's3://b/1.txt', 'x': 0, 'x-metadata': {'class-name': 'a', 'type': 'groundtruth/text-classification'}}], "! It has the locations of files"),
+            ("another job further down", lambda n: [truth('text-classification', 0, 'ab'[n == 20], **{'class-name': 'a'})], "! Keep those of one job"),
+            ("rows without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Ada sat'}], "! line 2 is of a manifest of Ground Truth"),
+            ("a class without a name", lambda n: [truth('text-classification-multilabel', [n % 3], **{'class-map': {'0': 'a', '1': 'b'}})], "! line 3 is of a manifest of Ground Truth"),
+            ("a column text", lambda n: [{**truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), 'text': 'Bo'}], "! without a column text or label"),
+            ("other labels", lambda n: [truth('custom', {'a': 1})], "! is of a manifest of Ground Truth, with the labels ['x-y']"),
+            ("failures without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Bo', 'x-y-metadata': {'failure-reason': 'x'}}], "text-classification text=Ada sat label=b"),
+            ("texts elsewhere", lambda n: [{'source-ref': 's3://b/1.txt', 'x': 0, 'x-metadata': {'class-name': 'a', 'type': 'groundtruth/text-classification'}}], "! Write its text as source"),
         ]
     ),
     *(

@@ -400,8 +400,8 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
                 raise DataError(
                     f"{path} line {line} has {len(cells)} fields where the first row has {width}: "
                     f"{' | '.join(cells)[:80]!r}.",
-                    "Put a text that holds the delimiter in double quotes, and give the first row "
-                    "as many names as the others have fields.",
+                    "Put a text that holds the delimiter in double quotes, not in single ones, and "
+                    "give the first row as many names as the others have fields.",
                 )
             yield line, cells
 

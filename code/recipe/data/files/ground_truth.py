@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,106 +13,76 @@ from recipe.data.column_names import LABEL, TEXT
 from recipe.data.files.part import Part
 from recipe.errors import DataError
 
-_SOURCE, _METADATA, _FAILURE = "source", "-metadata", "failure-reason"
+_SOURCE, _METADATA, _FAILURE, _READ = "source", "-metadata", "failure-reason", "of Ground Truth"
 _NAME, _NAMES, _ENTITIES = "class-name", "class-map", "entities"
+_JQ = "jq -c '{}' output.manifest > rows.jsonl, and remove it."
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A manifest with the labels of one job."""
-
-    job: str
-    key: str
-    """Where the labels are: class-name, class-map (several labels) or entities."""
-    column: str
-    """What the labels become."""
-
-    def rows(self, where: str, rows: Sequence[Row], lines: Sequence[int]) -> list[Row]:
-        """Return rows with a text, and with its labels or why it has none.
-
-        Raises:
-            DataError: One has no text, or other labels than the first row.
-        """
-        made, keys = list[Row](), {_SOURCE, self.job, self.job + _METADATA}
-        for row, line in zip(rows, lines, strict=True):
-            rest = {key: value for key, value in row.items() if key not in keys}
-            try:
-                failure = row[self.job + _METADATA].get(_FAILURE) or None
-                labels = None if failure else self._labels(row[self.job], row[self.job + _METADATA])
-                made.append({TEXT: row[_SOURCE], self.column: labels, _FAILURE: failure, **rest})
-            except (AttributeError, KeyError, TypeError):
-                rest[TEXT] = None
-            if _jobs([rest]) or not rest.keys().isdisjoint((TEXT, self.column, _FAILURE)):
-                raise DataError(
-                    f"{where}{line} has not source and the {self.key} of Ground Truth's job "
-                    f"{self.job!r} alone: other labels, none, or a column {TEXT} or {self.column}.",
-                    "Remove the row, or what is not of this job.",
-                )
-        return made
-
-    def _labels(self, given: Any, about: Row) -> Any:
-        if self.key == _ENTITIES:
-            return [
-                {"start": one["startOffset"], "end": one["endOffset"], "label": one["label"]}
-                for one in given["annotations"][_ENTITIES]
-            ]
-        names = about[self.key]
-        return [names[str(index)] for index in given] if self.key == _NAMES else names
-
-    def labelled(self, part: Part) -> Part:
-        """Return the rows that have labels, with a note on what they are and how many are not."""
-        failures = part.table[_FAILURE]
-        note = (
-            f"{part.path} is a manifest of Ground Truth: {TEXT!r} is its source, {self.column!r} "
-            f"the {self.key} of its job {self.job!r}."
-        )
-        if failed := len(failures) - failures.null_count:
-            part = part.select(np.flatnonzero(failures.is_null().to_numpy()))
-            note += f" {failed} rows have a {_FAILURE} and are not used."
-        return dataclasses.replace(part, table=part.table.drop_columns([_FAILURE]), note=note)
-
-
-def find_manifest(path: Path, rows: Sequence[Row]) -> Manifest | None:
-    """Return the manifest that rows are of, by the first ones; None for other JSON.
+def manifest_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequence[Row]:
+    """Return rows of texts with their labels or why they have none; those of other JSON unchanged.
 
     Raises:
-        DataError: It has several jobs, or labels of files elsewhere or of another kind.
+        DataError: A row has not a source and the labels of one job alone.
     """
-    if not (jobs := _jobs(rows)):
-        return None
-    job, about = next(iter(jobs.items()))
-    kind, metadata = str(about.get("type")), f'.["{job}{_METADATA}"]'
-    key = _ENTITIES if "text-span" in kind else _NAMES if _NAMES in about else _NAME
-    command, remedy = "", 'Write rows: {"text": "...", "label": "..."}.'
-    if "image-classification" in kind:
+    if not any(map(_jobs, rows)):
+        return rows
+    return [_labelled(f"{where}{line}", row) for row, line in zip(rows, lines, strict=True)]
+
+
+def labelled(part: Part) -> Part:
+    """Return the rows of a manifest that have labels, with a note; other parts unchanged.
+
+    Raises:
+        DataError: They are of several jobs.
+    """
+    if _READ not in part.table.column_names:
+        return part
+    failures, kinds = part.table[_FAILURE], part.distinct(_READ, 3) or []
+    part = dataclasses.replace(part, table=part.table.drop_columns([_FAILURE, _READ]))
+    if failed := len(failures) - failures.null_count:
+        part = part.select(np.flatnonzero(failures.is_null().to_numpy()))
+    if len(read := [kind for kind in kinds if kind is not None]) != 1:
+        raise DataError(f"{part.path} has no labels, or several: {read}.", "Keep those of one job.")
+    note = f"{part.path} is a manifest of Ground Truth: {TEXT!r} is its source, {read[0]}."
+    note += f" {failed} rows have a {_FAILURE} and are not used." * bool(failed)
+    return dataclasses.replace(part, note=note)
+
+
+def _jobs(row: Row) -> list[str]:
+    dicts = {key.removesuffix(_METADATA): about for key, about in row.items()
+             if key.endswith(_METADATA) and isinstance(about, dict)}  # fmt: skip
+    return [job for job, about in dicts.items() if job in row or _FAILURE in about]
+
+
+def _labelled(where: str, row: Row) -> Row:
+    job, *others = _jobs(row) or [""]
+    about, metadata = row.get(job + _METADATA) or {}, f'.["{job}{_METADATA}"]'
+    key = next((k for k in (_NAMES, _NAME) if k in about), _ENTITIES)
+    remedy = f"Write its text as {_SOURCE}, without a column {TEXT} or {LABEL}, or remove the row."
+    if "image-classification" in str(about.get("type")):
         label = f'[{metadata}["{key}"][]]' if key == _NAMES else f'{metadata}["{key}"]'
-        command = f'select({metadata}["{_FAILURE}"] | not) | {{file_name: (.["source-ref"] | '
-        command += f'split("/") | last), label: {label}}}'
-    elif not any(_SOURCE in row for row in rows):
-        remedy = "It has the locations of files. Write the texts themselves, as source."
-    elif len(jobs) > 1:
-        others = (f'.["{name}"], .["{name}{_METADATA}"]' for name in [*jobs][1:])
-        command = f"del({', '.join(others)})"
-    elif key == _ENTITIES or key in about:
-        return Manifest(job=job, key=key, column=_ENTITIES if key == _ENTITIES else LABEL)
-    if command:
-        lines = f"{path.name} > {path.stem}-rows.jsonl"
-        remedy = (
-            f"Convert it, with the labels of {job!r}: jq -c '{command}' {lines}, and remove it."
-        )
-    raise DataError(
-        f"{path} is a manifest of Ground Truth, which labels {', '.join(jobs)}.", remedy
-    )
+        file = f'{{file_name: (.["source-ref"] | split("/") | last), label: {label}}}'
+        remedy = "Convert it: " + _JQ.format(f'select({metadata}["{_FAILURE}"] | not) | {file}')
+    elif others:
+        left_out = ", ".join(f'.["{name}"], .["{name}{_METADATA}"]' for name in others)
+        remedy = f"Keep {job!r} alone, or another: " + _JQ.format(f"del({left_out})")
+    else:
+        rest = {k: v for k, v in row.items() if k not in (_SOURCE, job, job + _METADATA)}
+        column, failure = _ENTITIES if key == _ENTITIES else LABEL, about.get(_FAILURE) or None
+        made = {TEXT: row.get(_SOURCE), _FAILURE: failure, _READ: None, **rest}
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            if failure is None:
+                made[column] = _labels(key, row[job], about)
+                made[_READ] = f"{column!r} the {key} of its job {job!r}"
+            if made[TEXT] is not None and rest.keys().isdisjoint((TEXT, column, _FAILURE, _READ)):
+                return made
+    what = f"{where} is of a manifest of Ground Truth, with the labels {[job, *others]}."
+    raise DataError(what, remedy)
 
 
-def _jobs(rows: Sequence[Row]) -> dict[str, Row]:
-    """Return what the first labelled row of each job says about it."""
-    jobs: dict[str, Row] = {}
-    for row in rows:
-        for key, about in row.items():
-            job = key.removesuffix(_METADATA)
-            is_job = job != key and job in row and isinstance(about, dict)
-            if is_job and _FAILURE in jobs.get(job, {_FAILURE: ""}):
-                jobs[job] = about
-    return jobs
+def _labels(key: str, given: Any, about: Row) -> Any:
+    if key == _ENTITIES:
+        return [{"start": one["startOffset"], "end": one["endOffset"], "label": one["label"]}
+                for one in given["annotations"][_ENTITIES]]  # fmt: skip
+    return [about[key][str(index)] for index in given] if key == _NAMES else about[key]

@@ -16,7 +16,7 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.annotation_exports import plain_rows
-from recipe.data.files.ground_truth import find_manifest
+from recipe.data.files.ground_truth import labelled, manifest_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES, normalize_name
@@ -99,19 +99,15 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
 def _rows_by_key(document: dict[str, Any]) -> list[Any] | None:
     """Return the rows of `{key: row, ...}`, with the key as `id`; None for another object, such as
     one of columns, of splits or of parts of a row, by the names of its keys."""
-    known = {*_OF_FILES, *_OF_ROWS, *names_of_samples().single}
-    is_key = [
-        isinstance(row, dict) and row and not (
-            normalize_name(key) in known or split_of(key) or not _KEY.fullmatch(key)
-        )
-        for key, row in document.items()
-    ]  # fmt: skip
-    if len(is_key) < _FEWEST_KEYS or not all(is_key):
+    known, rows = {*_OF_FILES, *_OF_ROWS, *names_of_samples().single}, document.values()
+    if len(rows) < _FEWEST_KEYS or not all(isinstance(row, dict) and row for row in rows):
         return None
-    names = {name for row in document.values() for name in row}
-    is_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in document.values())
-    is_named = known & {*map(normalize_name, names)} or len(names) < len(document)
-    if not is_alike or not is_named or any(map(str.isdigit, names)):
+    are_keys = all(map(_KEY.fullmatch, document)) and not any(map(split_of, document))
+    names = {name for row in rows for name in row}
+    are_names = known & {*map(normalize_name, names)} or len(names) < len(rows)
+    are_names = are_names and not any(map(str.isdigit, names))
+    are_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in rows)
+    if known & {*map(normalize_name, document)} or not (are_keys and are_names and are_alike):
         return None
     return [{"id": key, **row} for key, row in document.items()]
 
@@ -172,7 +168,6 @@ def _part(path: Path, name: str, read: Read) -> Part:
     where = f"{path} {'line' if name == 'jsonl' else 'row'} "
     begun = read()
     first: Block = next(begun, ([], []))
-    manifest = find_manifest(path, _objects_of(where, first))
     # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = [np.empty(0, np.int64)]
@@ -180,8 +175,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     def objects() -> Iterator[Sequence[dict[str, Any]]]:
         del starts[1:]
         for block in next(passes):
-            rows = _objects_of(where, block)
-            yield manifest.rows(where, rows, block[1]) if manifest else rows
+            yield _objects_of(where, block)
             starts.append(np.asarray(block[1], np.int64))
 
     try:
@@ -200,7 +194,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     lines = None if name == "json" else np.concatenate(starts)
     part = Part(path=path, format=name, table=table, lines=lines)
     part = dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
-    return manifest.labelled(part) if manifest else part
+    return labelled(part)
 
 
 def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
@@ -217,4 +211,4 @@ def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
-    return plain_rows(where, objects, block[1])
+    return manifest_rows(where, plain_rows(where, objects, block[1]), block[1])

@@ -326,8 +326,7 @@ def first_lines(path: Path, count: int) -> list[str]:
 
 _UTF8, _WESTERN, _NOT_ASCII, _RUN = "utf-8", "cp1252", re.compile(rb"[\x80-\xff]+"), 3
 _OTHERS = (
-    "Give encoding={}gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, "
-    "windows-1251 for Russian."
+    "gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, windows-1251 for Russian."
 )
 _READ_AS = {"iso8859-1": _WESTERN, "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 """Encodings by which others are read: as browsers do, since control characters of latin-1 are the
@@ -360,16 +359,17 @@ def encoding_of(path: Path) -> str:
 
 
 def check_encoding(path: Path, encoding: str) -> None:
-    """Raise DataError if a file would be read wrongly, but without an error, by an encoding."""
-    if encoding.startswith("utf-") or (likely := _likely_encoding(path)) == encoding:
+    """Raise DataError if an encoding that is given would read a file wrongly, without an error."""
+    if encoding in ("utf-8-sig", "utf-16", "utf-32"):  # the usual one, or by a byte order mark
         return
-    if likely == _UTF8:
+    with open_bytes(path) as stream:
+        has_zeros = b"\0" in stream.read(_CHUNK_BYTES)  # as the end of a line in UTF-16
+    is_wide, likely = encoding.startswith(("utf-16", "utf-32")), _likely_encoding(path)
+    if likely == _UTF8 or is_wide > has_zeros or encoding == _WESTERN != likely:
         raise DataError(
-            f"{path} is UTF-8, and the hyperparameter encoding names {encoding}.",
-            "Leave out encoding, or write all files in one encoding.",
+            f"{path} is not {encoding}, which the hyperparameter encoding names.",
+            f"Leave out encoding if all files are UTF-8, or give encoding={_OTHERS}",
         )
-    if encoding == _WESTERN:
-        raise DataError(f"{path} is not {encoding}, but of other letters.", _OTHERS.format(""))
 
 
 def _likely_encoding(path: Path) -> str:
@@ -397,10 +397,10 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Data
             except UnicodeDecodeError:
                 bad_line = number
                 break
-    likely = _UTF8 if encoding in ("utf-16", "utf-32") else _likely_encoding(path)
-    usual = "windows-1252, or " if likely == _WESTERN != encoding else ""
     remedy = "Most of it is: correct the line, or check that the upload is complete."
-    remedy = remedy if likely == _UTF8 else _OTHERS.format(usual)
+    if encoding not in ("utf-16", "utf-32") and (likely := _likely_encoding(path)) != _UTF8:
+        usual = "windows-1252, or " if likely == _WESTERN != encoding else ""
+        remedy = f"Give encoding={usual}{_OTHERS}"
     return DataError(
         f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.", remedy
     )
