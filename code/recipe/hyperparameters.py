@@ -169,6 +169,11 @@ class Hyperparameters(DataSettings, ModelSettings):
                 is_preference = name == "task" and value == "preference"
                 remedy = PREFERENCES if is_preference else f"Give {' or '.join(known)}."
                 yield f"Hyperparameter {name} has value {value!r}. {remedy}"
+        try:
+            "a".encode(self.encoding or "utf-8")
+        except (LookupError, ValueError):
+            remedy = "Give a name that Python knows, such as windows-1252 or gb18030."
+            yield f"Hyperparameter encoding has value {self.encoding!r}. {remedy}"
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.
             from transformers import TrainingArguments

@@ -379,6 +379,11 @@ class DataSettings(JobSettings):
     header: bool | None = option(
         None, "Whether the first row of delimited text names the columns. Default: by known names."
     )
+    encoding: str | None = option(
+        None,
+        "Encoding of text files without a byte order mark, such as windows-1252 or gb18030. "
+        "Default: UTF-8.",
+    )
     problem_type: str | None = option(
         None,
         "single_label_classification, multi_label_classification or regression. Default: "

@@ -134,6 +134,8 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--chosen_column", "good"], ["columns=chosen:"]),
         # Values that would train something else.
         (["--lr", "5e5"], ["at most 1"]),
+        (["--encoding", "latin-one"], ["encoding has value 'latin-one'", "windows-1252"]),
+        (["--encoding", "base64"], ["encoding has value 'base64'"]),
         (
             ["--metric_for_best_model", "accuracy", "--greater_is_better", "False"],
             ["would keep the worst weights by accuracy"],

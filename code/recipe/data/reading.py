@@ -20,7 +20,7 @@ from recipe.data.column_names import split_of
 from recipe.data.column_settings import SPAN_KEYS, ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, UnclearHeader, is_list
+from recipe.data.files.part import Part, SourceFile, UnclearHeader, files_encoded, is_list
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
@@ -104,6 +104,7 @@ def read_columns(
     problems = Problems()
     files: list[ReadFile] = []
     read = read or functools.partial(formats.read, header=settings.names_in_header)
+    read = files_encoded(settings.encoding)(read)
     with hosts.together():
         layout = layout_of_channels.find(channels, hosts.sharded, images)
         notes += layout.notes
@@ -226,6 +227,7 @@ def _read_parts(
                     part = read(path)
                 except UnclearHeader as unclear:
                     raise proposals.header_refusal(unclear, {spec.name: 0.0}, settings) from unclear
+                notes += [part.note] if part.note else []
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue

@@ -16,7 +16,7 @@ from recipe.data import columns
 from recipe.data.column_settings import ColumnsError, named_settings, show_examples
 from recipe.data.columns import ColumnSelection
 from recipe.data.files import formats
-from recipe.data.files.part import Part, UnclearHeader
+from recipe.data.files.part import Part, UnclearHeader, files_encoded
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.proposing import proposals
@@ -167,9 +167,10 @@ def _read(path: Path, hyperparameters: Hyperparameters) -> Part | None:
     """
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     try:
-        if suffix in _PLAIN and path.is_file() and not formats.is_structured(path):
-            return None
-        part = formats.read(path, header=hyperparameters.names_in_header)
+        with files_encoded(hyperparameters.encoding):
+            if suffix in _PLAIN and path.is_file() and not formats.is_structured(path):
+                return None
+            part = formats.read(path, header=hyperparameters.names_in_header)
     except UnclearHeader:
         raise
     except (DataError, OSError, EOFError, ValueError):

@@ -265,7 +265,14 @@ def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path)
     (GOOD + "text,cafe\u0301\ntext,caf\u00e9\n", {}, ["would be two", "Write them alike"]),
     ("text,label\n" + "a,01\nb,1\nc,2\n" * 9, {}, ["'01' and '1', which would be two"]),
     (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "not a class"]),
-    (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
+    (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "Give encoding=windows-1252, or"]),
+    (GOOD.encode() + "café crème,pos\n".encode() + b"caf\xe9,pos\n", {}, ["line 33", "correct the line"]),
+    (GOOD.encode() + "привет,pos\n".encode("cp1251"), {}, ["line 32", "Give encoding=gb18030 for Chinese"]),
+    (GOOD.encode() + "привет,pos\n".encode("cp1251"), {"encoding": "latin-1"}, ["is not cp1252", "windows-1251"]),
+    (GOOD.encode() + "привет,pos\n".encode(), {"encoding": "cp1251"}, ["is not cp1251", "Leave out encoding"]),
+    (GOOD, {"encoding": "utf-16"}, ["is not utf-16-le, which the hyperparameter encoding names"]),
+    (GOOD.encode() + b"\0\0,pos\n", {"encoding": "cp1251"}, ["binary file"]),
+    (GOOD.encode() + b"caf\xe9 \x81,pos\n", {"encoding": "cp1252"}, ["line 32", "Give encoding=gb18030"]),
     ("text,label\n", {}, ["no rows", "a.csv"]),
     ("", {}, ["no training data", "a.csv is empty"]),
     (";", {}, ["no rows", "a.csv"]),
@@ -543,14 +550,6 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
     assert load({"train": tmp_path}).labels.names == ("0", "1")
 
 
-def manifest(kind: str, **about: Any) -> str:
-    spans = {"annotations": {"entities": [{"label": "PER", "startOffset": 0, "endOffset": 3}]}}
-    row = {"source": "Ada sat", "x-y": spans if kind == "text-span" else 1}
-    failed = {**row, "x-y-metadata": {"type": kind, "failure-reason": "?"}}
-    rows = [{**row, "x-y-metadata": {"type": kind, **about}}, failed]
-    return "\n".join(map(json.dumps, rows))
-
-
 REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in ("accept", "reject")]
 
 
@@ -564,12 +563,6 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
          [{"text": "a neg text", "label": "neg"}, {"text": "a pos text", "label": "pos"}]),
         ({"data/train.jsonl": "\n".join(map(json.dumps, REVIEWED))},
          [{"text": "accept", "_input_hash": 1}]),
-        ({"data/output.manifest": manifest("text-span")},
-         [{"text": "Ada sat", "entities": [[0, 3, "PER"]]}]),
-        ({"data/output.manifest": manifest("multilabel", **{"class-map": {"0": "a", "1": "b"}})},
-         [{"text": "Ada sat", "label": ["a", "b"]}]),
-        ({"data/output.manifest": manifest("classification", **{"class-name": "a"})},
-         [{"text": "Ada sat", "label": "a"}]),
         ({"data/a.csv": "text,label\n" + "a,\"['x', 'y']\"\n" * 9},
          [{"text": "a", "label": ["x", "y"]}] * 9),
         ({"data/a.json": json.dumps([{"text": "a", "label": {"choices": [*"xy"]}}, {"text": "b", "label": "x"}])},

@@ -8,7 +8,9 @@ proposes lines; `! words` one with these words.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +109,7 @@ class Shape:
             (data / self.file).write_text(text)
         for name, text in ({} if self.file else self.content()).items():
             (data / name).parent.mkdir(parents=True, exist_ok=True)
-            (data / name).write_text(text)
+            (data / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         argv = [word for key, value in given.items() for word in (f"--{key}", value)]
         parsed = parse(["--model_id", str(model), "--eval_strategy", "no", *argv])
         channels = {"train": data}
@@ -170,6 +172,15 @@ def choices(*names: str) -> dict[str, Any]:
     """Return a result of Label Studio's choices."""
     value = {"choices": [*names]}
     return {"from_name": "mood", "to_name": "text", "type": "choices", "value": value}
+
+
+def truth(kind: str, given: Any, job: str = "x-y", **about: Any) -> dict[str, Any]:
+    """Return a row of a manifest of Ground Truth."""
+    return {
+        "source": "Ada sat",
+        job: given,
+        f"{job}-metadata": {"type": f"groundtruth/{kind}", **about},
+    }
 
 
 LABELS = {"from_name": "ner", "to_name": "text", "type": "labels",
@@ -589,6 +600,18 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "causal-lm messages=[{\"role\": \"user\", \"content\": \"hi\"}"),
     files("cells in single quotes", "masked", lambda: {'train.csv': "'text','label'\n" + ''.join(f"'{s()}','{n % 2}'\n" for n in range(24))},
           "! has cells in single quotes"),
+    files("single quotes where cells need them", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};'It''s \"{s()}; {s()}'\n{n % 2};{s()}\n" for n in range(24))},
+          "text-classification text=It's \"sat river"),
+    files("single quotes that no cell needs", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};{s()}{'; or' * (n == 9)}\n{n % 2};'{s()}'\n" for n in range(24))},
+          "! has 3 fields where the first row has 2"),
+    files("single quotes around a word", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};'It; is'\n{n % 2};'Ada' {s()}\n" for n in range(24))},
+          "! has 3 fields where the first row has 2"),
+    files("apostrophes that begin texts with the delimiter", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};'Twas; {s()}\n{n % 2};{s()}'\n{n % 2};{s()}\n" for n in range(24))},
+          "! has 3 fields where the first row has 2"),
+    files("single quotes around several lines further down", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};'{s()}; {s()}'\n" for n in range(240)) + "1;'two\nlines'\n"},
+          "! it has several lines in single quotes"),
+    files("double quotes in a table with apostrophes", "masked", lambda: {'train.csv': "label;text\n" + ''.join(f"{n % 2};\"'Twas; {s()}\"\n{n % 2};'tis {s()}\n" for n in range(24))},
+          "text-classification text='Twas; "),
     files("blanks before quotes", "masked", lambda: {'train.csv': 'label, text\n' + ''.join(f'{n % 2}, "{s()}"\n' for n in range(24))},
           "! has a blank between a delimiter and a quote"),
     files("a title above a table", "masked", lambda: {'train.csv': 'Export of May\ntext,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
@@ -615,8 +638,42 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! these lines look like rows"),
     files("texts of several lines", "masked", lambda: {'train.csv': 'label,text\n' + ''.join(f'{n % 2},"{s()}\nin Rome, {s()}"\n' for n in range(24))},
           "text-classification text=sat river number a rome rome film number cat the river in\nin Rome, "),
-    files("Ground Truth's spans", "masked", lambda: {'output.manifest': ''.join(json.dumps({'source': 'Ada sat', 'ner': {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}]}}, 'ner-metadata': {'type': 'groundtruth/text-span'}}) + '\n' for n in range(24))},
-          "! jq -c 'select(.[\"ner-metadata\"]"),
+    *(
+        files(f"JSON by {name}", model, lambda keyed=keyed, indent=indent: {'train.json': json.dumps(keyed(), indent=indent)}, outcome)
+        for name, model, keyed, outcome in [
+            ("keys of rows", "masked", lambda: {f'{n}ab': {'text': s(), 'label': n % 2} for n in range(24)}, "text-classification text=sat river"),
+            ("numbers of rows", "masked", lambda: {str(n): {'text': s(), 'label': n % 2, **({'note': 'x'} if n else {})} for n in range(24)}, "text-classification text=sat river"),
+            ("keys of rows of other names", "t5", lambda: {f'{n}ab': {'disfluent': s(), 'fluent': s()} for n in range(24)}, "? task=text2text-generation text_column=disfluent label_column=fluent > text2text-generation source=sat river"),
+            ("keys of rows with ids", "masked", lambda: {f'k{n}': {'id': n, 'text': s(), 'label': n % 2} for n in range(24)}, "text-classification text=sat river"),
+            ("columns", "masked", lambda: {'text': {n: s() for n in range(24)}, 'label': {n: n % 2 for n in range(24)}}, "! not a list of rows"),
+            ("columns of other names", "masked", lambda: {'v1': {f'k{n}': s() for n in range(24)}, 'v2': {f'k{n}': n % 2 for n in range(24)}}, "! not a list of rows"),
+            ("splits", "masked", lambda: {split: {'text': s(), 'label': 1} for split in ('train', 'test')}, "! not a list of rows"),
+            ("texts", "masked", lambda: {s(): {'summary': s(), 'label': n % 2} for n in range(24)}, "! not a list of rows"),
+            ("one key", "masked", lambda: {'k': {'text': s(), 'label': 1}}, "! not a list of rows"),
+            ("keys of other objects", "masked", lambda: {'a': {'text': s()}, 'b': {'size': 1, 'unit': 'm', 'label': 1}}, "! not a list of rows"),
+            ("splits of pairs", "masked", lambda: {split: [[s(), 'a'], [s(), 'b']] for split in ('train', 'val')}, "! not a list of rows"),
+        ]
+        for indent in (None, 1)
+    ),
+    shape("metadata of another tool", "masked", lambda n: {'text': s(), 'label': n % 2, 'page-metadata': {'number': n}},
+          "text-classification text=text label=label"),
+    *(
+        files(f"Ground Truth's manifest with {name}", "masked", lambda rows=rows: {'output.manifest': ''.join(json.dumps(row) + '\n' for n in range(24) for row in rows(n))}, outcome)
+        for name, rows, outcome in [
+            ("entities", lambda n: [truth('text-span', {'annotations': {'entities': [{'label': 'PER', 'startOffset': 0, 'endOffset': 3}] * (n % 5 > 0)}})], "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"O\", \"O\"]"),
+            ("classes", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]})], "text-classification text=Ada sat label=b"),
+            ("several classes", lambda n: [truth('text-classification-multilabel', [2, 0, 1][n % 2:], **{'class-map': {'0': 'a', '1': 'b', '2': 'c'}})], "text-classification text=Ada sat label=a, b, c"),
+            ("failures", lambda n: [truth('text-classification', n % 2, **({'failure-reason': 'x'} if n == 0 else {'class-name': 'ba'[n % 2]}))], "text-classification text=Ada sat label=a"),
+            ("another job", lambda n: [{**truth('text-classification', 0, **{'class-name': 'a'}), 'b': 0, 'b-metadata': {'class-name': 'b'}}], "! jq -c 'del(.[\"b\"], .[\"b-metadata\"])'"),
+            ("another job further down", lambda n: [truth('text-classification', 0, 'ab'[n == 20], **{'class-name': 'a'})], "! Keep those of one job"),
+            ("rows without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Ada sat'}], "! line 2 is of a manifest of Ground Truth"),
+            ("a class without a name", lambda n: [truth('text-classification-multilabel', [n % 3], **{'class-map': {'0': 'a', '1': 'b'}})], "! line 3 is of a manifest of Ground Truth"),
+            ("a column text", lambda n: [{**truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), 'text': 'Bo'}], "! without a column text or label"),
+            ("other labels", lambda n: [truth('custom', {'a': 1})], "! is of a manifest of Ground Truth, with the labels ['x-y']"),
+            ("failures without labels", lambda n: [truth('text-classification', n % 2, **{'class-name': 'ba'[n % 2]}), {'source': 'Bo', 'x-y-metadata': {'failure-reason': 'x'}}], "text-classification text=Ada sat label=b"),
+            ("texts elsewhere", lambda n: [{'source-ref': 's3://b/1.txt', 'x': 0, 'x-metadata': {'class-name': 'a', 'type': 'groundtruth/text-classification'}}], "! Write its text as source"),
+        ]
+    ),
     *(
         files(f"Label Studio's tasks with {name}", "masked", lambda results=results: {'project.json': json.dumps([studio(n, *results(n)) for n in range(24)])}, outcome, argv=argv)
         for name, results, outcome, argv in [
@@ -784,3 +841,67 @@ def test_the_log_says_how_lists_are_read(tmp_path: Path) -> None:
     log = "\n".join(read.data.notes)
     assert "the texts of each list are joined by spaces, in column 'source'" in log
     assert "the first text of each list is learned, in column 'target'" in log
+
+
+def test_the_log_says_how_a_manifest_is_read(tmp_path: Path) -> None:
+    rows = [truth("text-classification", n % 2, **{"class-name": "ab"[n % 2]}) for n in range(24)]
+    failed = [truth("text-classification", 0, **{"failure-reason": "?"})] * 2
+    made = Shape("masked", lambda n: [*failed, *rows][n], "", "", None, "train.jsonl")
+    _, read = made.read(tmp_path, {"task": "text-classification"})
+    log = "\n".join(read.data.notes)
+    assert "'text' is its source, 'label' the class-name of its job 'x-y'" in log
+    assert "2 rows have a failure-reason and are not used" in log
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.jsonl", "a.json", "a.conll", "b.txt", "a.txt.gz", "a.csv.gz"]
+)
+@pytest.mark.parametrize(
+    "encoding", ["windows-1252", "latin-1", "cp1251", "gb18030", "shift_jis", "utf-16-le", "utf-16"]
+)
+def test_files_of_other_encodings_are_read(name: str, encoding: str, tmp_path: Path) -> None:
+    word = {"cp1251": "привет", "gb18030": "联通酒店", "shift_jis": "ホテル"}.get(encoding, "Déjà")
+    rows = [{"text": f"{word} {s()}", "label": "ab"[n % 2]} for n in range(24)]
+    text = {
+        "csv": "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows),
+        "jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        "json": json.dumps(rows, ensure_ascii=False, indent=1),
+        "conll": f"{word} B-PER\nsat O\n\n" * 24,
+        "txt": "".join(f"{row['text']}\n" for row in rows),
+    }[name.split(".")[1]]  # fmt: skip
+    data = text.encode(encoding).removeprefix(codecs.BOM_UTF16_LE)
+    data = gzip.compress(data) if name.endswith(".gz") else data
+    kind = name.split(".")[1]
+    given = {"task": "masked-lm"} if kind == "txt" else {}
+    made = Shape("masked", lambda: {name: data}, "", "", None, "")
+    if not encoding.startswith("utf"):
+        with pytest.raises(RecipeError, match="encoding="):
+            made.read(tmp_path, given)
+    task, read = made.read(tmp_path, {"encoding": encoding, **given})
+    tasks = {"txt": "masked-lm", "conll": "token-classification"}
+    assert task == tasks.get(kind, "text-classification")
+    (column,) = {"text", "tokens"} & {*read.train.column_names}
+    first = read.train[0][column]
+    assert (first[0] if column == "tokens" else first).startswith(word)
+
+
+def test_a_byte_order_mark_decides_an_encoding(tmp_path: Path) -> None:
+    text = "text,label\n" + "".join(f"Déjà {s()},{n % 2}\n" for n in range(24))
+    files_by_name = {
+        "a.csv": text.encode("utf-8-sig"),
+        "b.csv": text.encode("utf-16"),
+        "c.csv": text.encode("cp1252"),
+    }
+    made = Shape("masked", lambda: files_by_name, "", "", None, "")
+    _, read = made.read(tmp_path, {"encoding": "cp1252"})
+    assert all(row.startswith("Déjà") for row in read.train["text"])
+
+
+def test_a_headers_refusal_reads_the_encoding(tmp_path: Path) -> None:
+    text = "v1,v2\n" + "".join(f"{'ab'[n % 2]},Déjà {s()}\n" for n in range(24))
+    made = Shape("masked", lambda: {"a.csv": text.encode("cp1252")}, "", "", None, "")
+    with pytest.raises(RecipeError) as refusal:
+        made.read(tmp_path, {"encoding": "windows-1252"})
+    line = {"task": "text-classification", "text_column": "v2", "label_column": "v1"}
+    assert line in proposed_lines(refusal.value)
+    made.read(tmp_path, {"encoding": "windows-1252", **line})

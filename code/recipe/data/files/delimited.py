@@ -13,8 +13,7 @@ import csv
 import functools
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +101,9 @@ def read_delimited(
     # than tabs.
     tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
     delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
+    quote, single = '"', [one for one in DELIMITERS if _is_single_quoted(sample, one)]
+    if len(single) == 1 and _agreement(sample, delimiter) < 1:
+        delimiter, quote = single[0], "'"
     begun = next(csv.reader(sample[:1], delimiter=delimiter), [])
     is_named = bool({*map(normalize_name, begun)} & _header_names())
     if delimiter == "\t" and not is_named and has_sentences(path):
@@ -117,14 +119,15 @@ def read_delimited(
                 "Plain texts are for task=causal-lm or task=masked-lm.",
             )
         delimiter = ","
-    _check_quotes(path, sample, delimiter)
+    if quote == '"':
+        _check_quotes(path, sample, delimiter)
     try:
-        quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL, header)
+        quoted = _read_rows(path, encoding, delimiter, quote, header)
     except DataError:
         if delimiter != "\t":
             raise
         # Many tab-separated files are written without any quoting.
-        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
+        return _read_rows(path, encoding, delimiter, None, header)
     if delimiter != "\t":
         return quoted
     spans = np.zeros(quoted.table.num_rows, dtype=bool)
@@ -135,7 +138,7 @@ def read_delimited(
     # A quote at the start of a last field may have swallowed the lines up to the next quote that
     # ends a field. If a row really spans lines, these alone have fewer fields.
     try:
-        unquoted = _read_rows(path, encoding, delimiter, csv.QUOTE_NONE, header)
+        unquoted = _read_rows(path, encoding, delimiter, None, header)
     except DataError:
         return quoted
     # In a quoted cell, a quote between other characters is written twice.
@@ -168,16 +171,34 @@ def is_table(path: Path, by_names: bool = False) -> bool:
     return False
 
 
-def _agreement(sample: Sequence[str], delimiter: str) -> float:
-    header = len(next(csv.reader(sample, delimiter=delimiter), []))
-    counts = Counter(len(row) for row in csv.reader(sample, delimiter=delimiter) if row)
-    return counts[header] / counts.total() if header > 1 else 0.0
+def _agreement(sample: Sequence[str], delimiter: str, quote: str | None = '"') -> float:
+    widths = [len(row) for row in _cells(sample, delimiter, quote) if row]
+    return widths.count(widths[0]) / len(widths) if max(widths[:1], default=0) > 1 else 0.0
+
+
+def _is_single_quoted(sample: Sequence[str], delimiter: str) -> bool:
+    """Return whether single quotes, and nothing else, make each line a row of as many cells."""
+    if delimiter == "\t" or _agreement(sample, delimiter, None) == 1:
+        return False
+    try:
+        rows = [row for line in sample for row in _cells([line], delimiter, "'", strict=True)]
+    except csv.Error:
+        return False
+    return len({*map(len, filter(None, rows))}) == 1 < len(rows[0])
+
+
+def _cells(lines: Iterable[str], delimiter: str, quote: str | None, strict: bool = False) -> Any:
+    """Return csv's reader; without a quote, none is special."""
+    return csv.reader(
+        lines, delimiter=delimiter, quotechar=quote, strict=strict,
+        quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+    )  # fmt: skip
 
 
 def _read_rows(
-    path: Path, encoding: str, delimiter: str, quoting: int, has_header: HeaderHint
+    path: Path, encoding: str, delimiter: str, quote: str | None, has_header: HeaderHint
 ) -> Part:
-    rows = _rows(path, encoding, delimiter, quoting)
+    rows = _rows(path, encoding, delimiter, quote)
     first = list(itertools.islice(rows, _SAMPLE_ROWS))
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     if not first:
@@ -210,12 +231,11 @@ def _read_rows(
         return Part(path=path, format=kind, table=table, lines=np.concatenate(starts)[begin:])
 
     part = None
-    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig":
+    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig" and quote != "'":
         with contextlib.suppress(NotPlain):
-            is_quoted = quoting != csv.QUOTE_NONE
-            part = part_from(_read_quickly(path, delimiter, is_quoted, names, first))
+            part = part_from(_read_quickly(path, delimiter, quote is not None, names, first))
     part = part or part_from(csv_blocks())
-    if len(names) > 1 and quoting == csv.QUOTE_MINIMAL and delimiter != "\t":
+    if len(names) > 1 and quote and delimiter != "\t":
         _check_no_swallowed_rows(part, delimiter)
     if len(names) > 1 and header is not None:
         cells = first[0][1]
@@ -376,16 +396,18 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
     return breaks[np.searchsorted(quotes, breaks) % 2 == 0], breaks
 
 
-def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_Row]:
+def _rows(path: Path, encoding: str, delimiter: str, quote: str | None) -> Iterator[_Row]:
     """Yield each row's first line and its cells; all rows have as many cells as the first."""
     width = None
     csv.field_size_limit(_LONGEST_FIELD)
     with open_text(path, encoding) as stream:
-        reader = csv.reader(stream, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
+        reader = _cells(stream, delimiter, quote, strict=True)
         while True:
             line = reader.line_num + 1
             try:
                 cells = next(reader, None)
+                if quote == "'" and cells and reader.line_num > line:
+                    raise csv.Error("it has several lines in single quotes")
             except csv.Error as error:
                 raise DataError(
                     f"{path}: the row that starts on line {line} cannot be read: {error}.",

@@ -33,6 +33,7 @@ from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import (
     HeaderHint,
     Part,
+    check_encoding,
     decoding_error,
     encoding_of,
     open_bytes,
@@ -230,13 +231,14 @@ def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
         is_annotated = path.suffix in (".spacy", ".ann")
         kind = _ANNOTATED if is_annotated else _NOT_READ.get(next(marks, b""))
         kind = _PACKED if head[257:262] == b"ustar" else kind
-        if kind or (b"\0" in head and encoding == "utf-8-sig"):
+        if kind or (b"\0" in head and not encoding.startswith(("utf-16", "utf-32"))):
             raise DataError(
                 f"{path} is {kind or 'a binary file of a format that is not known'}.",
                 _REMEDIES.get(kind or "")
                 or f"Known formats are {known_formats()}. Write it in one of these formats, or "
                 "remove it from the channel.",
             )
+        check_encoding(path, encoding)
         try:
             return read_decoded(path, encoding)
         except UnicodeDecodeError as error:
@@ -340,7 +342,7 @@ FORMATS: Sequence[Format] = (
     Format(
         name="JSON",
         suffixes=".json",
-        what='`[row, ...]`, `{"data": [row, ...]}`',
+        what='`[row, ...]`, `{"data": [row, ...]}`, `{"id1": row, ...}`',
         is_one=lambda path: _is_json(path, "["),
         read=lambda path: _read_text(path, read_json),
     ),
@@ -362,8 +364,8 @@ FORMATS: Sequence[Format] = (
     Format(
         name="CSV",
         suffixes=".csv, .tsv, .txt, none",
-        what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8 or "
-        "UTF-16; each text format may be packed by gzip",
+        what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8, "
+        "UTF-16 or `encoding=`; text may be packed by gzip",
         is_one=lambda path: True,
     ),
 )

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.annotation_exports import plain_rows
+from recipe.data.files.ground_truth import labelled, manifest_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
-from recipe.spec import MESSAGES_NAMES
+from recipe.spec import MESSAGES_NAMES, normalize_name
+from recipe.task_table import names_of_samples
 
-_METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINES = (".jsonl", ".ndjson")
 _OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
@@ -30,6 +31,7 @@ _OF_ROWS = (
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
 """Keys whose lists of records belong to one row."""
+_KEY, _FEWEST_KEYS, _LEAST_ALIKE = re.compile(r"[!-~]+"), 2, 0.5
 _CHUNK_ROWS, _CHUNK_CHARACTERS = 10_000, 1 << 22
 
 
@@ -73,6 +75,8 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
     }
     is_line = path.suffix.lower() in _LINES
+    if not is_line and (by_key := _rows_by_key(document)):
+        return by_key
     if any(key in _OF_ROWS for key in lists) or (is_line and not {*_OF_FILES} & lists.keys()):
         return [document]
     if len(lists) == 1:
@@ -90,6 +94,22 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
             "file of its own; pandas does by to_json(path, orient='records').",
         )
     return [document]
+
+
+def _rows_by_key(document: dict[str, Any]) -> list[Any] | None:
+    """Return the rows of `{key: row, ...}`, with the key as `id`; None for another object, such as
+    one of columns, of splits or of parts of a row, by the names of its keys."""
+    known, rows = {*_OF_FILES, *_OF_ROWS, *names_of_samples().single}, document.values()
+    if len(rows) < _FEWEST_KEYS or not all(isinstance(row, dict) and row for row in rows):
+        return None
+    are_keys = all(map(_KEY.fullmatch, document)) and not any(map(split_of, document))
+    names = {name for row in rows for name in row}
+    are_names = known & {*map(normalize_name, names)} or len(names) < len(rows)
+    are_names = are_names and not any(map(str.isdigit, names))
+    are_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in rows)
+    if known & {*map(normalize_name, document)} or not (are_keys and are_names and are_alike):
+        return None
+    return [{"id": key, **row} for key, row in document.items()]
 
 
 def read_json_objects(path: Path, encoding: str) -> Part:
@@ -148,7 +168,6 @@ def _part(path: Path, name: str, read: Read) -> Part:
     where = f"{path} {'line' if name == 'jsonl' else 'row'} "
     begun = read()
     first: Block = next(begun, ([], []))
-    _check_no_manifest(path, _objects_of(where, first))
     # Continue the pass that found the types; if types change, the rows are read again.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = [np.empty(0, np.int64)]
@@ -174,7 +193,8 @@ def _part(path: Path, name: str, read: Read) -> Part:
         ) from error
     lines = None if name == "json" else np.concatenate(starts)
     part = Part(path=path, format=name, table=table, lines=lines)
-    return dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
+    part = dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
+    return labelled(part)
 
 
 def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
@@ -191,37 +211,4 @@ def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
-    return plain_rows(where, objects, block[1])
-
-
-def _check_no_manifest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise DataError for an augmented manifest of Ground Truth, with the line that converts it."""
-    names = (
-        (row, key.removesuffix(_METADATA), key)
-        for row in rows
-        for key, about in row.items()
-        if key.endswith(_METADATA) and isinstance(about, dict)
-    )
-    for row, name, metadata in names:
-        about = row[metadata]
-        if name not in row:
-            continue
-        is_image = "image-classification" in str(about.get("type"))
-        if "source" not in row and not is_image:
-            raise DataError(
-                f"{path} is a manifest of Ground Truth with the locations of files.",
-                "Write the texts themselves, as source.",
-            )
-        source = 'file_name: (.["source-ref"] | split("/") | last)' if is_image else "text: .source"
-        if "text-span" in str(about.get("type")):
-            spans = f'.["{name}"].annotations.entities[] | [.startOffset, .endOffset, .label]'
-            labels = f"entities: [{spans}]"
-        elif "class-map" in about:
-            labels = f'label: [.["{metadata}"]["class-map"][]]'
-        else:
-            labels = f'label: .["{metadata}"]["class-name"]'
-        raise DataError(
-            f"{path} is a manifest of Ground Truth, which labels {name!r}.",
-            f'Convert it: jq -c \'select(.["{metadata}"]["failure-reason"] | not) | '
-            f"{{{source}, {labels}}}' {path.name} > {path.stem}-rows.jsonl, and remove it.",
-        )
+    return manifest_rows(where, plain_rows(where, objects, block[1]), block[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -11,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,8 @@ class Part:
     mixed: Mapping[str, str] = field(default_factory=dict)
     """Columns in which only some values are lists or records, with the location of the first: these
     are written as JSON."""
+    note: str = ""
+    """How the file was read, for the log."""
 
     def where(self, row: int) -> str:
         """Return the location of row `row` (from 0), for messages: `train.csv line 7`."""
@@ -322,13 +326,67 @@ def first_lines(path: Path, count: int) -> list[str]:
         return []
 
 
+_UTF8, _WESTERN, _NOT_ASCII, _RUN = "utf-8", "cp1252", re.compile(rb"[\x80-\xff]+"), 3
+_OTHERS = (
+    "gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, windows-1251 for Russian."
+)
+_READ_AS = {"iso8859-1": _WESTERN, "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+"""Encodings by which others are read: as browsers do, since control characters of latin-1 are the
+quotes of windows-1252; and because Python's utf-16 needs a byte order mark."""
+_encoding: ContextVar[str | None] = ContextVar("_encoding", default=None)
+
+
+@contextlib.contextmanager
+def files_encoded(encoding: str | None) -> Iterator[None]:
+    """Read text files without a byte order mark by an encoding, by default UTF-8."""
+    before = _encoding.set(encoding)
+    try:
+        yield
+    finally:
+        _encoding.reset(before)
+
+
 def encoding_of(path: Path) -> str:
-    """Return the encoding by the byte order mark of a file; without one, UTF-8."""
+    """Return the encoding of a file by its byte order mark, or the one of `files_encoded`."""
     with open_bytes(path) as stream:
         head = stream.read(4)
     if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
         return "utf-32"
-    return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    name = codecs.lookup(_encoding.get() or _UTF8).name
+    if name == _UTF8 or head.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
+    return _READ_AS.get(name, name)
+
+
+def check_encoding(path: Path, encoding: str) -> None:
+    """Raise DataError if an encoding that is given would read a file wrongly, without an error."""
+    if encoding in ("utf-8-sig", "utf-16", "utf-32"):  # the usual one, or by a byte order mark
+        return
+    with open_bytes(path) as stream:
+        has_zeros = b"\0" in stream.read(_CHUNK_BYTES)  # as the end of a line in UTF-16
+    is_wide, likely = encoding.startswith(("utf-16", "utf-32")), _likely_encoding(path)
+    if likely == _UTF8 or is_wide > has_zeros or encoding == _WESTERN != likely:
+        raise DataError(
+            f"{path} is not {encoding}, which the hyperparameter encoding names.",
+            f"Leave out encoding if all files are UTF-8, or give encoding={_OTHERS}",
+        )
+
+
+def _likely_encoding(path: Path) -> str:
+    """Return what most characters of a file that are not ASCII are: UTF-8, letters of western
+    languages, which stand alone or in pairs, or neither (an empty string)."""
+    utf8 = western = 0
+    with open_bytes(path) as stream:
+        for line in stream:
+            if not line.isascii():
+                text = line.decode(errors="replace")
+                utf8 += len(text) - len(text.encode("ascii", "ignore"))
+                utf8 -= 2 * text.count("\N{REPLACEMENT CHARACTER}")
+                runs = map(len, _NOT_ASCII.findall(line))
+                western += sum(length if length < _RUN else -length for length in runs)
+    return _UTF8 if utf8 > 0 else _WESTERN if western >= 0 else ""
 
 
 def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
@@ -341,9 +399,10 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Data
             except UnicodeDecodeError:
                 bad_line = number
                 break
+    remedy = "Most of it is: correct the line, or check that the upload is complete."
+    if encoding not in ("utf-16", "utf-32") and (likely := _likely_encoding(path)) != _UTF8:
+        usual = "windows-1252, or " if likely == _WESTERN != encoding else ""
+        remedy = f"Give encoding={usual}{_OTHERS}"
     return DataError(
-        f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
-        f"Convert it: iconv -f WINDOWS-1252 -t UTF-8 {path.name} > {path.stem}-utf8{path.suffix}, "
-        "and remove it. Chinese is rather in GB18030, Japanese in SHIFT_JIS, Korean in EUC-KR, "
-        "Russian in WINDOWS-1251.",
+        f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.", remedy
     )

@@ -26,7 +26,7 @@ from recipe.data.column_settings import (
 )
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
+from recipe.data.files.part import DATE, Part, UnclearHeader, files_encoded, is_list, is_number
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
@@ -276,7 +276,8 @@ def header_refusal(
     for header in (True, False):
         lines = []
         with contextlib.suppress(DataError):  # it is no header, or can be nothing else
-            parts.append(formats.read(unclear.path, header=header))
+            read = files_encoded(settings.encoding)(formats.read)
+            parts.append(read(unclear.path, header=header))
             for proposal in find(parts[-1], tasks, settings, works):
                 is_named = header and bool({*proposal.settings} - {"ignore_columns"})
                 line = proposal.line(len(tasks) > 1)
