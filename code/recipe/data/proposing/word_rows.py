@@ -7,7 +7,6 @@ import itertools
 import re
 from typing import Any
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain_name, word_columns
@@ -51,22 +50,18 @@ def gathered(part: Part, settings: DataSettings, notes: list[str]) -> Part:
                 "Keep the rows of a sentence together, and name it in all of them or in the first.",
             )
         seen.add(keys[row])
-    offsets = pa.array([*starts, len(keys)], pa.int64())
-    within = sorted({*range(len(keys))} - {*starts})
-    tags, made = TASKS[TASK].forms[1]["tags"].names, dict[str, Any]()
-    for name in table.drop_columns(sentence).column_names:
-        cells, values = table[name].combine_chunks(), table[name].to_pylist()
+    offsets, made = pa.array([*starts, len(keys)], pa.int64()), part.select(starts)
+    within, tags = {*range(len(keys))} - {*starts}, TASKS[TASK].forms[1]["tags"].names
+    for name in table.column_names:
+        cells = table[name].to_pylist()
         # Others, such as a document's name or a split, belong to the sentence.
         if name == word or plain_name(name) in tags or any(
-            values[row] not in (None, "", values[row - 1]) for row in within
+            cells[row] not in (None, "", cells[row - 1]) for row in within
         ):  # fmt: skip
-            made[name] = pa.LargeListArray.from_arrays(offsets, cells)
-        else:
-            made[name] = cells.take(starts)
+            lists = pa.LargeListArray.from_arrays(offsets, table[name].combine_chunks())
+            made = made.with_column(name, lists)
     notes.append(
         f"{part.path}: the {len(keys)} rows, with a word each in column {word!r}, are the "
         f"{len(starts)} sentences that column {sentence!r} names."
     )
-    lines = np.arange(len(keys)) if part.lines is None else np.asarray(part.lines)
-    unit = part.source().unit
-    return dataclasses.replace(part, table=pa.table(made), lines=lines[starts], unit=unit)
+    return dataclasses.replace(made, table=made.table.drop_columns(sentence))
