@@ -621,6 +621,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! line 2 has '' in column 'sentence_id'"),
     shape("words in rows beside a text", "masked", lambda n: {'sentence_id': n // 2, 'sentence': s(), 'token': o('Ada', 'sat'), 'complexity': o('0.1', '0.2')},
           "?"),
+    shape("words in rows beside short texts", "masked", lambda n: {'sentence': ('Ada sat', 'Bo ran', 'so be it')[n // 8], 'word': o('Ada', 'sat'), 'tag': o('B-PER', 'O')},
+          "! has a word in each row"),
     shape("words in rows of no known sentence", "masked", lambda n: {'number': n // 2, 'word': o('Ada', 'sat'), 'tag': o('B-PER', 'O')},
           "! has a word in each row"),
     files("words and tags between bars", "masked", lambda: {'train.txt': '# B_x|B_ORG\na b|I_ORG\n||O\n\nsat|O\n.|O\n\n' * 24},
