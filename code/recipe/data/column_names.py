@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 TEXT, PAIR, LABEL = "text", "text_pair", "label"
 TOKEN_IDS, TYPE_IDS = "input_ids", "token_type_ids"
@@ -23,6 +24,17 @@ SYSTEM = "system"
 def plain_name(name: str) -> str:
     """Return a column name in the form of TEXT_NAMES and LABEL_NAMES."""
     return name.strip().lower().replace(" ", "_")
+
+
+WORD_NAMES = ("word", "words", "token", "tokens")
+_SENTENCE = re.compile(r"sent(ence)?(_?(id|idx|no|number|#))?")
+
+
+def word_columns(names: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the column of sentences and that of words, if there is one of each."""
+    sentences = [name for name in names if _SENTENCE.fullmatch(plain_name(name))]
+    words = [name for name in names if plain_name(name) in WORD_NAMES]
+    return (sentences[0], words[0]) if len(sentences) == len(words) == 1 else (None, None)
 
 
 SPLITS = {

@@ -27,7 +27,7 @@ from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.row_splits import split_column
 from recipe.data.layout.shards import Hosts
 from recipe.data.layout.splits import ORDER, TRAIN
-from recipe.data.proposing import proposals
+from recipe.data.proposing import proposals, word_rows
 from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings, split_values
 from recipe.spec import TaskSpec
@@ -251,13 +251,13 @@ _WORK = (("Input.", "Answer."), ("INPUT:", "OUTPUT:"))
 
 def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     """Return the rows of an export of Prodigy that annotators accepted, without the columns that
-    only its interface needs. Other parts are returned unchanged, as are exports whose column
-    `answer` a hyperparameter names.
+    only its interface needs; of words in rows, their sentences. Other parts are returned unchanged,
+    as are exports whose column `answer` a hyperparameter names.
 
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
-    part = _name_labels(_keep_answers(part, settings))
+    part = word_rows.gathered(_name_labels(_keep_answers(part, settings)), settings, notes)
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part

@@ -19,7 +19,7 @@ from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader, files_encoded
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
-from recipe.data.proposing import proposals
+from recipe.data.proposing import proposals, word_rows
 from recipe.data.reading import keep_accepted
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
@@ -93,7 +93,10 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    return _choose(keep_accepted(part, hyperparameters, []), possible, hyperparameters, model,
+    rows = word_rows.gathered(part, hyperparameters, [])
+    if rows is not part:
+        possible = [task for task in possible if task == word_rows.TASK] or possible
+    return _choose(keep_accepted(rows, hyperparameters, []), possible, hyperparameters, model,
                    is_known=bool(configuration.get("architectures")))  # fmt: skip
 
 

@@ -261,7 +261,7 @@ CONLL = "Ada\tB-PER\t1\nsat\tO\t1\n\nBo\tB-PER\t2\nsat\tO\t2\n\n" * 9
     ({"train_0.csv": ROWS, "train_few_all.csv": ROWS + "\nmore,good"}, "", "! would be read twice"),
     ({"a.csv": table("text:text, label:class, w:class").replace(",good", ",TRAIN").replace(",bad", ",TEST")},
      "", "! may hold the split of each row"),
-    ({"a.txt": "words\tlabels\tsentence_id\n" + CONLL}, "token-classification", "! names its columns"),
+    ({"a.txt": "words\tlabels\tsentence_id\n" + CONLL}, "token-classification", "! as have rows before another sentence"),
     ({"a.txt": "## guid\ttext 1\n" + CONLL.replace("\t1\n", "\n").replace("\t2\n", "\n")}, "token-classification",
      "token-classification tokens=tokens tags=tags"),
     ({"a.txt": CONLL}, "token-classification", "! label_column=column_2"),

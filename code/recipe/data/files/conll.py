@@ -21,6 +21,8 @@ _SAMPLE_LINES = 200
 _DOCUMENT = ("-DOCSTART-", "#begin document", "#end document")
 _PUNCTUATION = re.compile(r"[.,:;!?。、،؟।]")
 _COMMENT, _KEYED = ("# ", "#\t", "## ", "##\t"), re.compile(r"#[ \t][^\s=]+ =")
+_BARRED = re.compile(r"(?!.* (?:O|[BI]-\S+)\|)[^\t]+\|(O|[BI][-_][^|\s]+)")
+"""A word, a bar and a tag, as in PEYMA; no word and two tags."""
 _WORDS = {"word", "words", "token", "tokens", "form", "text"}
 _HEADER = {
     *("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "pos_tags"),
@@ -43,7 +45,7 @@ def is_conll(path: Path) -> bool:
     Other tags (PER) are known by `O`, in sentences that have punctuation on lines of its own: texts
     with classes have none. The tags may stand before other columns of sentences.
     """
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in SUFFIXES or _is_barred(path):
         return True
     cells = [cells for _, cells in _lines(first_lines(path, _SAMPLE_LINES)) if cells]
     widths = set(map(len, cells))
@@ -66,6 +68,14 @@ def has_sentences(path: Path) -> bool:
     widths = {len(cells) for cells in rows if cells}
     are_words = not any(" " in cells[0] for cells in rows if cells)
     return are_words and len(widths) == 1 < max(widths) and len(lengths) > 1 < max(lengths)
+
+
+def _is_barred(path: Path) -> bool:
+    """Return whether a bar stands between words and tags, and empty lines between sentences."""
+    lines = [line.strip("\r\n ") for line in first_lines(path, _SAMPLE_LINES)]
+    matches = [_BARRED.fullmatch(line) for line in lines if line]
+    tags = {match[1] for match in matches if match}
+    return "" in lines[1:-1] and all(matches) and tags > {OUTSIDE}
 
 
 def read_conll(path: Path, encoding: str) -> Part:
@@ -181,7 +191,8 @@ def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:
     are no tags of nested entities."""
     width, are_tags = 0, False
     with open_text(path, encoding) as stream:
-        for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
+        rows_of_file = _lines(stream, _is_barred(path))
+        for has_words, lines in itertools.groupby(rows_of_file, key=lambda row: bool(row[1])):
             if not has_words:
                 continue
             rows = list(lines)
@@ -201,7 +212,7 @@ def _sentences(path: Path, encoding: str) -> Iterator[list[_Row]]:
             yield rows
 
 
-def _lines(stream: Iterable[str]) -> Iterator[_Row]:
+def _lines(stream: Iterable[str], is_barred: bool = False) -> Iterator[_Row]:
     """Yield the number and cells of each line, without cells between sentences.
 
     Comments before a sentence are left out. A line that begins with # is no comment within a
@@ -212,7 +223,7 @@ def _lines(stream: Iterable[str]) -> Iterator[_Row]:
     ends: set[str] = set()
     for number, line in enumerate(stream, 1):
         text = line.strip("\r\n ")
-        if not is_within and text.startswith(_COMMENT):
+        if not is_within and text.startswith(_COMMENT) and not is_barred:
             last = _SPACE.split(text)[-1]
             if _KEYED.match(text) or not (TAG.fullmatch(last) or last in ends):
                 continue
@@ -224,6 +235,9 @@ def _lines(stream: Iterable[str]) -> Iterator[_Row]:
             by_tabs = "\t" in text
         # A word may contain a space if tabs separate the cells.
         cells = text.split("\t") if by_tabs else _SPACE.split(text)
+        if is_barred:
+            *cells, tag = text.rsplit("|", 1)
+            cells.append(re.sub(r"^([BI])_", r"\1-", tag))
         if len(ends) < _MOST_TAGS:
             ends.add(cells[-1])
         yield number, [cell.strip(" ") for cell in cells]

@@ -26,7 +26,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from recipe.data.column_names import TEXT
+from recipe.data.column_names import TEXT, word_columns
 from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
@@ -36,6 +36,7 @@ from recipe.data.files.part import (
     check_encoding,
     decoding_error,
     encoding_of,
+    first_lines,
     open_bytes,
     open_text,
     usual_types,
@@ -129,7 +130,9 @@ def read_tagged(path: Path, header: HeaderHint = frozenset()) -> Part:
     """Return the rows of a file like `read`, but read more text files as CoNLL with any tags: those
     without a known suffix, or with groups of lines with equally many cells between empty lines."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
+    names = re.split(r"[,;|\t\r\n\"]+", "".join(first_lines(path, 1)))
+    is_plain = suffix in (".txt", ".text", "") or has_sentences(path)
+    if is_plain and word_columns(names)[0] is None and is_delimited(path):
         with memory.bounded(path):
             return _flat(_read_text(path, read_conll))
     return read(path, header=header)

@@ -15,6 +15,7 @@ from typing import Any
 
 from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, split_name, words_of
 from recipe.data import class_checks, conversations, labels, values
+from recipe.data.column_names import WORD_NAMES
 from recipe.data.column_settings import (
     ColumnsError,
     is_beside_responses,
@@ -60,7 +61,6 @@ _FEW = 10
 """Rows in which each may have a label of its own."""
 _TEXTS = {"text", "words", "list", "records"}
 _MARKUP = {"html", "json", "parse", "xml"}
-_WORD_NAMES = {"word", "words", "token", "tokens"}
 _PREFERRED = 10
 """How much less it costs to learn pairs of a better and a worse answer than the better ones."""
 _IS_TRANSLATION = 2
@@ -290,19 +290,26 @@ def header_refusal(
     return DataError(unclear.message, why_none(parts[0]) or unclear.remedy)
 
 
+def lone_words(part: Part) -> str | None:
+    """Return the column that has a word in each row, if no column has texts."""
+    looks = {name: look_of(part, name) for name in part.table.column_names}
+    words = (
+        name
+        for name, look in looks.items()
+        if normalize_name(name) in WORD_NAMES and look in ("codes", "category")
+    )
+    return next(words, None) if "text" not in looks.values() else None
+
+
 def check_lone_words(part: Part) -> None:
     """Raise DataError if a file has a word in each row, of sentences that it does not hold."""
-    profiles = {name: look_of(part, name) for name in part.table.column_names}
-    for name, profile in profiles.items():
-        is_word = normalize_name(name) in _WORD_NAMES and profile in ("codes", "category")
-        if is_word and "text" not in profiles.values():
-            raise DataError(
-                f"{part.path} has a word in each row, in column {name!r}: tags depend on the other "
-                "words of a sentence.",
-                'Write a row for each sentence: {"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", '
-                '"O"]}, or CoNLL: a word and its tag on each line, an empty line after each '
-                "sentence.",
-            )
+    if name := lone_words(part):
+        raise DataError(
+            f"{part.path} has a word in each row, in column {name!r}: tags depend on the other "
+            "words of a sentence.",
+            'Write a row for each sentence: {"tokens": ["Ada", "sat"], "ner_tags": ["B-PER", '
+            '"O"]}, or CoNLL: a word and its tag on each line, an empty line after each sentence.',
+        )
 
 
 def why_none(part: Part) -> str:

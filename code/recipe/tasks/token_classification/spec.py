@@ -8,7 +8,7 @@ from recipe.spec import INT8_OPTIONS, CellKind, Column, Form, Served, TaskSpec
 
 _WORDS = Column(
     role="tokens",
-    names=("tokens", "words", "token"),
+    names=("tokens", "words", "token", "word"),
     names_of_task=("text", "sentence"),
     setting="text_column",
 )
