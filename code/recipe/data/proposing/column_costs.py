@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe import column_words
-from recipe.column_words import split_name, words_of
+from recipe.column_words import TEXTS, split_name, words_of
 from recipe.data import values
+from recipe.data.column_matching import PAIRED
 from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
 from recipe.data.column_settings import (
     holds_texts,
@@ -65,7 +66,7 @@ _ROLE_WORDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 """Words for a role, and for like ones."""
 _ALIKE = dict.fromkeys(("text", "words", "codes", "constant", "list", "records"), 0)
 _LOOKS: Mapping[str, Mapping[str, int]] = {
-    "text": {"text": 0, "words": 3, "list": 6, "category": 9},
+    "text": {"text": 0, "words": 3, "list": 6, "category": 12},
     "answers": _ALIKE,
     "label": {"flag": 0, "category": 0, "grade": 1, "number": 4, "codes": 6, "list": 6, "words": 9},
     "score": {"number": 3, "grade": 4, "flag": 4},
@@ -265,6 +266,9 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
         and not column_words.ends_in(name, column_words.DESCRIBING)
     ]
     cost += _KNOWN_UNREAD * len(known) + _NEEDS_TASK * form.needs_task
+    choices = [name_stem(name) for name in rest if name_stem(name) in names_of_samples().numbered
+               and name_stem(name) != normalize_name(name)]  # fmt: skip
+    cost += _TARGET_UNREAD * (len(choices) > len({*choices}))
     labels, has_few = {"flag", "category", "grade"}, len(rest) + len(used) <= _FEW_COLUMNS
     may_be_label = any(map(names_target, unread)) or any(
         (looks[name] in labels and (has_few or not column_words.ends_in(name, _NO_LABELS)))
@@ -479,12 +483,14 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
         if column.role == "messages" and look == "list" and words_of(name)[-1] in _LISTS_OF_TURNS:
             return min(by_name, RELATED) - 6
-        unlikely = _HALF * (column.role == "choices" and by_name == UNKNOWN)
-        return by_name - 6 + unlikely if fits else None
+        unlikely = _HALF * (column.role != "messages" and by_name == UNKNOWN)
+        return by_name - 6 + unlikely if fits and (look != "spans" or is_named) else None
     if column.role in ("tokens", "tags"):
         is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
         if look == "spans" and column.is_target:
             return min(by_name, SIMILAR) - 9
+        if look == "text" and not column.is_target and column_words.ends_in(name, TEXTS):
+            return min(by_name, RELATED)  # of spans
         return by_name - 3 * (by_name < UNKNOWN) if is_listed or is_named else None
     is_label = column.is_target and column.kind is not CellKind.TEXT
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
@@ -517,6 +523,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             by_name = min(by_name, RELATED)
         elif "answers" in words_of(name):
             return None
+    if look == "list" and column.setting == PAIRED and by_name > NAMED:
+        return None  # several labels, rather than passages
     if look == "list" and by_name > RELATED and not (is_label and name.endswith(".responses")):
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
