@@ -154,8 +154,7 @@ class Hyperparameters(DataSettings, ModelSettings):
             if value is not None and not is_secret_name(key) and key not in foreign
         }
 
-    def _invalid(self) -> Iterator[str]:
-        values = {**self.passed, **self.values}
+    def _invalid_values(self, values: Mapping[str, Any]) -> Iterator[str]:
         ranges = {name: item.metadata["valid"] for name, item in FIELDS.items()}
         for name, valid in {**ranges, **_TRAINER_RANGES}.items():
             value = values.get(name)
@@ -174,6 +173,10 @@ class Hyperparameters(DataSettings, ModelSettings):
         except (LookupError, ValueError):
             remedy = "Give a name that Python knows, such as windows-1252 or gb18030."
             yield f"Hyperparameter encoding has value {self.encoding!r}. {remedy}"
+
+    def _invalid(self) -> Iterator[str]:
+        values = {**self.passed, **self.values}
+        yield from self._invalid_values(values)
         if given := {name: values[name] for name in REFUSED if self.passed.get(name) is not None}:
             # Imported late: servers use this module, and this import takes a tenth of a second.
             from transformers import TrainingArguments

@@ -348,16 +348,7 @@ def _check_weak_names(
     """Raise ColumnsError if a column is found by a weak name, and others would not be read that may
     be meant."""
     codes = settings.source_lang, settings.target_lang
-    left = {*part.table.column_names} - {*selection.names, *settings.ignored_columns}
-    free = [
-        name
-        for name in part.table.column_names
-        if name in left
-        and normalize_name(name) not in match.form.extras
-        and normalize_name(name.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
-        and words_of(name)[-1] not in IDENTIFIERS | DESCRIPTIONS
-        and not is_identifier(name)
-    ]
+    free = _free_columns(part, match, selection, settings)
     for column in match.form.columns:
         name = selection.get(column.role) or ""
         known = itertools.chain(*known_names(column, codes, False))
@@ -414,6 +405,22 @@ def _check_weak_names(
             ]
         if others:
             raise _several(part, {column.role: [name, *others]})
+
+
+def _free_columns(
+    part: Part, match: ColumnMatch, selection: ColumnSelection, settings: DataSettings
+) -> list[str]:
+    """Return the columns that are not read and neither identify nor describe a sample."""
+    left = {*part.table.column_names} - {*selection.names, *settings.ignored_columns}
+    return [
+        name
+        for name in part.table.column_names
+        if name in left
+        and normalize_name(name) not in match.form.extras
+        and normalize_name(name.partition(":")[0]) not in IDENTIFIERS | DESCRIPTIONS
+        and words_of(name)[-1] not in IDENTIFIERS | DESCRIPTIONS
+        and not is_identifier(name)
+    ]
 
 
 def _judges(part: Part, name: str) -> bool:

@@ -265,7 +265,12 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
         return part
     marked = [name for name in ("spans", "accept") if name in part.table.column_names]
-    if not any(any(part.table[name].to_pylist()) for name in marked):
+    is_one_class = "label" in names and len(part.distinct("label", 1) or ()) == 1
+    if is_one_class and not any(any(part.table[name].to_pylist()) for name in marked):
+        if {*answers} >= {"accept", "reject"}:
+            return _learn_answers(part, names, answers, notes)
+        marked = []
+    if not marked:
         raise DataError(
             f"{part.path} is an export of Prodigy, with the decision of annotators on each row.",
             "Give label_column=answer missing_labels=ignore to learn the answers. Or keep accepted "
@@ -276,6 +281,27 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
                      "were not accepted by annotators (Prodigy's answer)", notes)  # fmt: skip
     interface = {_ANSWER, "tokens"} if "spans" in names else {_ANSWER, "options"}
     return dataclasses.replace(kept, table=kept.table.drop_columns(sorted(interface & names)))
+
+
+def _learn_answers(
+    part: Part, names: Collection[str], answers: Sequence[str], notes: list[str]
+) -> Part:
+    """Return the rows of an export of Prodigy about one class, with the annotators' answers as
+    labels.
+
+    Args:
+        names: The columns that no hyperparameter names.
+    """
+    kept = keep_rows(part, [answer in ("accept", "reject") for answer in answers],
+                     "were not decided by annotators (Prodigy's answer)", notes)  # fmt: skip
+    asked = part.table["label"][0].as_py()
+    notes.append(f"{part.path}: the answers to Prodigy's question of {asked!r} are learned.")
+    shown = {name for name in names if name.startswith("meta.")} | (
+        {"score", "priority"} & {*names}
+    )
+    index = part.table.column_names.index("label")
+    table = kept.table.set_column(index, "label", kept.table[_ANSWER])
+    return dataclasses.replace(kept, table=table.drop_columns(sorted({_ANSWER, *shown})))
 
 
 def _name_labels(part: Part) -> Part:

@@ -97,13 +97,7 @@ def read_delimited(
             "is not a row.",
             "Remove the first line.",
         )
-    # The delimiter that cuts most rows into the same number of fields; texts have commas rather
-    # than tabs.
-    tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
-    delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
-    quote, single = '"', [one for one in DELIMITERS if _is_single_quoted(sample, one)]
-    if len(single) == 1 and _agreement(sample, delimiter) < 1:
-        delimiter, quote = single[0], "'"
+    delimiter, quote = _find_delimiter(sample)
     begun = next(csv.reader(sample[:1], delimiter=delimiter), [])
     is_named = bool({*map(normalize_name, begun)} & _header_names())
     if delimiter == "\t" and not is_named and has_sentences(path):
@@ -174,6 +168,18 @@ def is_table(path: Path, by_names: bool = False) -> bool:
 def _agreement(sample: Sequence[str], delimiter: str, quote: str | None = '"') -> float:
     widths = [len(row) for row in _cells(sample, delimiter, quote) if row]
     return widths.count(widths[0]) / len(widths) if max(widths[:1], default=0) > 1 else 0.0
+
+
+def _find_delimiter(sample: list[str]) -> tuple[str, str]:
+    """Return the delimiter that cuts most rows into the same number of fields, and the quote: the
+    single one if it alone makes rows."""
+    # Texts have commas rather than tabs.
+    tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
+    delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
+    single = [one for one in DELIMITERS if _is_single_quoted(sample, one)]
+    if len(single) == 1 and _agreement(sample, delimiter) < 1:
+        return single[0], "'"
+    return delimiter, '"'
 
 
 def _is_single_quoted(sample: Sequence[str], delimiter: str) -> bool:

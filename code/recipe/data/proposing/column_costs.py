@@ -479,19 +479,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return SIMILAR
     if column.kind in (CellKind.TOKEN_IDS, CellKind.IMAGE) or column.role in _BY_NAME:
         return by_name - 5 if is_named else None
-    if column.kind is CellKind.TEXTS or column.role in ("choices", "messages"):
-        fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
-        if column.role == "messages" and look == "list" and words_of(name)[-1] in _LISTS_OF_TURNS:
-            return min(by_name, RELATED) - 6
-        unlikely = _HALF * (column.role != "messages" and by_name == UNKNOWN)
-        return by_name - 6 + unlikely if fits and (look != "spans" or is_named) else None
-    if column.role in ("tokens", "tags"):
-        is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
-        if look == "spans" and column.is_target:
-            return min(by_name, SIMILAR) - 9
-        if look == "text" and not column.is_target and column_words.ends_in(name, TEXTS):
-            return min(by_name, RELATED)  # of spans
-        return by_name - 3 * (by_name < UNKNOWN) if is_listed or is_named else None
+    if column.kind is CellKind.TEXTS or column.role in ("choices", "messages", "tokens", "tags"):
+        return _list_cost(column, name, look, by_name)
     is_label = column.is_target and column.kind is not CellKind.TEXT
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
         normalize_name, SPLIT_COLUMNS
@@ -543,6 +532,23 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         )
         return by_name + fit + _STATE * is_state
     return _text_cost(column, name, look, by_name, fit) if kind == "text" else by_name + fit
+
+
+def _list_cost(column: Column, name: str, look: str, by_name: int) -> float | None:
+    """Return what a column costs in the role of a list; None if it cannot have it."""
+    is_named = by_name <= SIMILAR
+    if column.role in ("tokens", "tags"):
+        is_listed = look in _LOOKS["lists"] and (by_name < UNKNOWN or column.is_target)
+        if look == "spans" and column.is_target:
+            return min(by_name, SIMILAR) - 9
+        if look == "text" and not column.is_target and column_words.ends_in(name, TEXTS):
+            return min(by_name, RELATED)  # of spans
+        return by_name - 3 * (by_name < UNKNOWN) if is_listed or is_named else None
+    fits = look in _LOOKS["records" if column.role == "messages" else "lists"]
+    if column.role == "messages" and look == "list" and words_of(name)[-1] in _LISTS_OF_TURNS:
+        return min(by_name, RELATED) - 6
+    unlikely = _HALF * (column.role != "messages" and by_name == UNKNOWN)
+    return by_name - 6 + unlikely if fits and (look != "spans" or is_named) else None
 
 
 def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> float | None:
