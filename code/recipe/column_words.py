@@ -24,6 +24,8 @@ _PREPOSITIONS = {
     *("da", "de", "degli", "dei", "del", "della", "dello", "des", "di", "do", "dos", "du", "of"),
     *("van", "von"),
 }
+_ADDRESSES, _ADDRESSED = {"link", "links", "url", "uri"}, {"post", "tweet", "comment", "article"}
+"""Words of `link_post`, which is one in Romance languages."""
 _ASIDE = re.compile(r"(?<=\S)\s*[(\[][^()\[\]]*[)\]]\s*$|\.(responses|suggestion)$")
 """What a name has in brackets at its end, `Rating (1-5)`, or as in Argilla's exports."""
 _WORDS = re.compile(r"[\s_.()/?¿!¡:;#*,-]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -77,6 +79,8 @@ def words_of(name: str) -> Sequence[str]:
     words = split_name(name)
     if len(words) > 1 and (whole := "_".join(words)) in KNOWN:
         return [whole]
+    if len(words) > 1 and words[0] in _ADDRESSES and words[-1] in _ADDRESSED:
+        return [*words[1:], words[0]]
     for count in range(min(_MOST_WORDS, len(words) - 1), 0, -1):
         if (first := "_".join(words[:count])) in _ROLES["first"]:
             return [*words[count:], first]
@@ -156,7 +160,7 @@ AGGREGATES = _ROLES["computed"] | _words("average avg confidence mean median std
 CONTEXTS = _ROLES["context"]
 """Names of what stands next to an instruction: its input."""
 URGENCY, ROUTING, SATISFACTION, REVIEWS = (
-    frozenset(_ROLES[role]) for role in ("urgency", "routing", "satisfaction", "review")
+    _ROLES[role] for role in ("urgency", "routing", "satisfaction", "review")
 )
 """Words of labels that say how urgent something is, who deals with it, and what a customer thinks
 of it; and words of texts that say the last, too."""
@@ -180,13 +184,17 @@ ASKING = QUESTIONS | _words(
     "ingredients ingredient doc nl patient",
 )
 """What is given to a model that answers, or to a search."""
-ANSWERING = ANSWERS | _words(
-    "doctor answer response reply output completion assistant correction",
-    "ai bot gpt target tgt trg gt highlight",
-    "solution code sql agent correct corrected standard paraphrase translation zusammenfassung",
-    "resumen func tldr passage positive pos function evidence hypothesis hypo jd candidate",
-    "direction snippet ideal rewrite rewritten simplification simplified simple fixed rephrase ref",
-    "reference counterspeech formal",
+ANSWERING = (
+    ANSWERS
+    | _ROLES["output"]
+    | _words(
+        "doctor answer response reply output completion assistant correction",
+        "ai bot gpt target tgt trg gt highlight",
+        "solution code sql agent correct corrected standard paraphrase translation zusammenfassung",
+        "resumen func tldr passage positive pos function evidence hypothesis hypo jd candidate",
+        "direction snippet ideal rewrite rewritten simplification simplified simple fixed rephrase",
+        "ref reference counterspeech formal",
+    )
 )
 """What is generated, or found by a query."""
 SUBJECTS = _words("headline subject summary caption betreff objet asunto assunto oggetto")
@@ -217,14 +225,14 @@ VERDICTS = _words(
 )
 """Names of what is thought of a completion, which may be a bad one, or of what it should be."""
 PREFERRED = _words(
-    "accepted best better chosen good preferred winn aceptad ausgewahlt bevorzugt besser beter",
+    "accepted best better chosen preferred winn aceptad ausgewahlt bevorzugt besser beter",
     "battre choisi elegid escolhid gekozen gewahlt lepsi lepsz meilleur mejor melhor miglior",
-    "preferid scelt valgt vald vybran wybran лучш выбранн 好 更好 较好 优选 良い 採用 선택",
+    "preferid scelt valgt vald vybran wybran лучш выбранн 更好 较好 优选 良い 採用 선택",
 )
 DISPREFERRED = _words(
-    "bad dispreferred los rejected worse worst abgelehnt afgewezen afvist avvisad avvist",
+    "dispreferred los rejected worse worst abgelehnt afgewezen afvist avvisad avvist",
     "gorsz horsi mauvais odmitnut odrzucon peggior peor pior pire rechazad rejeitad rejete",
-    "rifiutat scartat samre schlechter slechter худш отклоненн 差 更差 较差 拒绝 悪い 不採用 거절",
+    "rifiutat scartat samre schlechter slechter худш отклоненн 更差 较差 拒绝 悪い 不採用 거절",
 )
 """Beginnings of words in names of the better and the worse answer to a prompt."""
 WORKS = _words("album artist asin band brand cast director isbn lyric plot price song synopsis")
@@ -234,7 +242,7 @@ PARTS = _words("extracted highlighted matched quoted selected")
 DATES = _words("date datum data fecha дата tarih tanggal ngày 日付 日期 날짜 التاريخ दिनांक")
 """First words of names of dates: `date_avis`."""
 _APART = ("code", "first", "head", "qualifier", "urgency", "routing", "satisfaction", "review")
-"""Roles of words by which a noun is found, and of those that only order what is proposed."""
+"""Roles of words by which a noun is found, or that say more of the words of other roles."""
 KNOWN = frozenset().union(
     *(words for role, words in _ROLES.items() if role not in _APART),
     *(ASKING, ANSWERING, OTHER_TEXTS, OTHER_LABELS),

@@ -270,6 +270,8 @@ LABEL_NAMES = (
     *("emotion", "intent", "topic", "rating", "stars", "choice", "score", "stance"),
     "cats",  # spaCy's and doccano's
 )
+ANNOTATORS = frozenset(f"label{number}" for number in range(1, 6))
+"""SNLI's labels of single annotators, which may be left unread for its gold_label."""
 SCORE_NAMES = (
     *("score", "similarity", "similarity_score", "relatedness_score", "relevance", "grade"),
     *("relevance_score", "is_relevant", "relevant"),

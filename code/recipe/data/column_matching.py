@@ -20,6 +20,7 @@ from recipe.data.column_settings import (
     is_flag,
     is_identifier,
     labels_spans,
+    sample_cells,
     split_names,
 )
 from recipe.data.files.part import UNTAGGED, Part, is_list
@@ -215,6 +216,8 @@ def _may_hold(part: Part, field: pa.Field, column: Column, is_detection: bool) -
         return is_list(field.type)
     if not is_detection:
         return True
+    if field.name == "candidates" and not is_list(field.type):  # or one person's name
+        return str(next(iter(sample_cells(part, field.name)), "")).startswith("[")
     if column.kind is CellKind.SPANS and normalize_name(field.name) in column.names:
         return True
     if column.is_target and column.kind in (CellKind.SPANS, CellKind.ANY):

@@ -1,8 +1,8 @@
 """Choose the column of each role of a task, by names alone.
 
 Hyperparameters name columns, and other columns are found by the names that the task's spec lists.
-Nothing depends on what the cells hold. A column that belongs to a sample by its name and would not
-be read ends the job: a part of a sample that is silently left out makes a wrong model.
+What the cells hold can only end the job. So does a column that belongs to a sample by its name and
+would not be read: a part of a sample that is silently left out makes a wrong model.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from recipe.data.files.part import Part
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
+    ANNOTATORS,
     CHOSEN_NAMES,
     DESCRIPTIONS,
     IDENTIFIERS,
@@ -308,6 +309,8 @@ def _check_unread(
     has_exact = is_label(selection.get("label") or "")
     is_answered = spec.name == "causal-lm" and "completion" in selection
     extras = set(map(normalize_name, match.form.extras))
+    if normalize_name(selection.get("label") or "") != "goldlabel":
+        extras -= ANNOTATORS
     unread = [
         name
         for name in part.table.column_names

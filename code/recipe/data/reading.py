@@ -257,7 +257,7 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
-    part = word_rows.gathered(_name_labels(_keep_answers(part, settings)), settings, notes)
+    part = word_rows.gather_sentences(_name_labels(_keep_answers(part, settings)), settings, notes)
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part

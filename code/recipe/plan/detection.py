@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,13 +26,18 @@ from recipe.errors import DataError, HyperparameterError, RecipeError, join_name
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
 from recipe.settings import DataSettings
-from recipe.spec import LABEL, Model, normalize_name
+from recipe.spec import LABEL, Model, name_stem, normalize_name
 from recipe.task_table import TASKS
 
 _FILES = 3
 _TRIED = 1000
 """Rows of which samples are made before a line is proposed."""
 _PLAIN = (".txt", ".text", "")
+_PROSE, _LINES, _REPEATED = 100_000, 60, 4
+"""Characters and lines of a text that are looked at; how often the first or last words of lines
+repeat on average if they are classes."""
+_LABELLED = re.compile(r"^[A-Z]{2,}:\w+\s|[.?!]@\w+\s*$")
+"""How a line of TREC begins, and one of the Financial PhraseBank ends."""
 _ENDINGS = {
     Model.DECODER: ("ForCausalLM", "LMHeadModel"),
     Model.MASKED: ("ForMaskedLM", "ForPreTraining"),
@@ -86,18 +92,39 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             recognise = TASKS[task].recognises_files
             if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
                 return task, f"{reason}; set task to choose another"
-        are_texts = bool(files) and all(path.suffix.lower() in _PLAIN for path in files)
-        is_flat = len({path.parent for path in files}) == 1  # no folders of classes
-        if model is Model.DECODER and are_texts and is_flat and "causal-lm" in possible:
+        if model is Model.DECODER and "causal-lm" in possible and _is_corpus(files, channels):
             return "causal-lm", "plain text, for a decoder; set task to choose another"
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    rows = word_rows.gathered(part, hyperparameters, [])
+    rows = word_rows.gather_sentences(part, hyperparameters, [])
     if rows is not part:
         possible = [task for task in possible if task == word_rows.TASK] or possible
     return _choose(keep_accepted(rows, hyperparameters, []), possible, hyperparameters, model,
                    is_known=bool(configuration.get("architectures")))  # fmt: skip
+
+
+def _is_corpus(files: Sequence[Path], channels: Mapping[str, Path]) -> bool:
+    """Return whether files are prose: no lines with labels, no other formats, and no files or
+    folders named after classes, sources or targets."""
+    shards = {name_stem(path.stem) for path in files}
+    if not files or len(shards) > 1 or {path.parent for path in files} - {*channels.values()}:
+        return False
+    for path in files[:_FILES]:
+        if path.suffix.lower() not in _PLAIN or formats.is_structured(path):
+            return False
+        try:
+            lines = path.read_text(encoding="utf-8")[:_PROSE].split("\n")[:_LINES]
+        except (OSError, ValueError):
+            return False
+        if any(line[:1] in ("{", "[") or _LABELLED.search(line) for line in lines):
+            return False
+        for place in (0, -1):  # classes before or behind texts
+            words = [line.split()[place] for line in lines if line.strip()]
+            are_words = all(word.strip("@_-").isalnum() for word in words)
+            if are_words and 1 < len({*words}) <= len(words) / _REPEATED:
+                return False
+    return True
 
 
 def _choose(
@@ -126,12 +153,17 @@ def _choose(
             errors[task] = error
     fitting = [task for task in selections if model in TASKS[task].models]
     is_generator = model in (Model.DECODER, Model.SEQ2SEQ)
-    if is_generator and not any(_has_plain_label(selections[task]) for task in fitting):
-        # language_score is no label of a corpus.
+    known = {*map(normalize_name, LABEL.names)}
+    given = {normalize_name(selections[task].get("label") or "") for task in fitting}
+    if is_generator and not given & (known - ({"topic"} if "summarization" in fitting else set())):
+        # language_score is no label of a corpus, nor a topic that of a dialogue that is summed up.
         fitting = [task for task in fitting if _prefers(model, task)] or fitting
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
     (lone, *_) = [*selections.values(), None]
-    if lone is not None and not chosen and not {"choices", "endings"}.isdisjoint(lone.columns):
+    has_choices = lone is not None and (
+        "choices" in lone or len(lone.columns.get("endings", ())) > 1
+    )
+    if lone is not None and not chosen and has_choices:
         # No other task reads choices: lines would leave them out.
         raise HyperparameterError(
             f"{part.path} has choices ({lone.describe()}), and the model ({model.value}) cannot "

@@ -39,7 +39,7 @@ def test_no_new_name_is_without_effect_by_chance() -> None:
     """
     # A new field of DataSettings must change the fingerprint of the samples before it is listed here.
     HASHED = """
-        chat_template_kwargs class_names columns completion_column doc_stride hf_token negative_columns
+        chat_template_kwargs class_names columns completion_column doc_stride encoding hf_token negative_columns
         header ignore_columns missing_labels
         image_column label_column label_separator long_texts max_length
         max_target_length messages_column mlm_probability model_name_or_path num_labels packing

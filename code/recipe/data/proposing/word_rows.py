@@ -21,7 +21,7 @@ _NUMBERED = re.compile(r"\S*\d\S*|sentence:? ?#?\d+", re.IGNORECASE)
 _DOCUMENTS = {"doc", "doc_id", "document", "document_id", "article_id", "file", "filename"}
 
 
-def gathered(part: Part, settings: DataSettings, notes: list[str]) -> Part:
+def gather_sentences(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     """Return a row of lists for each sentence, where columns are called as those of words and of
     their sentences. Other parts are returned unchanged, as for other tasks. Raise DataError if the
     rows of a sentence are not together."""

@@ -72,7 +72,7 @@ _TURNS = (
 """Names of prompts and completions that count together."""
 _TOPICS = (
     *("category", "topic", "intent", "original_question", "class", "subtopic", "tag", "tags"),
-    *("task_name", "difficulty", "domain", "subject", "level", "kind"),
+    *("task_name", "difficulty", "domain", "subject", "level"),
 )
 """Names of columns that describe samples and are not learned (MetaMath has the last one)."""
 _DOCUMENTED = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from recipe import column_words
 from recipe.option_fields import Effect, option
 from recipe.spec import (
+    ANNOTATORS,
     BODY,
     HEADED,
     HEADING,
@@ -24,8 +25,6 @@ from recipe.spec import (
 )
 
 _REPLIES = tuple(sorted(column_words.REPLIES))
-_ANNOTATORS = tuple(f"label{number}" for number in range(1, 6))
-"""SNLI's labels of single annotators, beside the one that most of them gave."""
 RANKING = ("/rerank", "/v1/rerank", "/v2/rerank")
 """The routes of rankings, which need a model of one label."""
 
@@ -56,7 +55,7 @@ SPECS = (
                     replace(LABEL, names=PAIR_LABEL_NAMES, words=column_words.OPINIONS),
                 ),
                 pairs=PAIRS,
-                extras=_ANNOTATORS,
+                extras=tuple(sorted(ANNOTATORS)),
             ),
             Form((TEXT, LABEL), extras=_REPLIES),
             Form((HEADING, HEADED, LABEL), extras=_REPLIES),
