@@ -18,7 +18,7 @@ def plain_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequenc
     Raises:
         DataError: Tasks of Label Studio have several annotations or controls, or other results.
     """
-    if rows and all(map(_is_task, rows)):
+    if rows and all(map(is_task, rows)):
         return _rows_of_tasks(where, rows, lines)
     spans = [_spans(row.get("label")) for row in rows]
     if not any(spans):
@@ -27,8 +27,10 @@ def plain_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequenc
             for row, some in zip(rows, spans, strict=True)]  # fmt: skip
 
 
-def _is_task(row: Row) -> bool:
-    given = row.get("annotations") if isinstance(row.get("data"), dict) else None
+def is_task(row: Any) -> bool:
+    """Return whether a value is a task of Label Studio with its annotations."""
+    is_row = isinstance(row, dict) and isinstance(row.get("data"), dict)
+    given = row.get("annotations") if is_row else None
     return isinstance(given, list) and all(isinstance(a, dict) and "result" in a for a in given)
 
 

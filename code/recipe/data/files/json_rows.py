@@ -15,7 +15,7 @@ import numpy as np
 
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
-from recipe.data.files.annotation_exports import plain_rows
+from recipe.data.files.annotation_exports import is_task, plain_rows
 from recipe.data.files.ground_truth import labelled, manifest_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
@@ -134,7 +134,8 @@ def read_json_objects(path: Path, encoding: str) -> Part:
 
 
 def _objects(path: Path, encoding: str) -> Iterator[Block]:
-    """Yield the values on the lines of a file, some thousands or some megabytes at a time."""
+    """Yield the values on the lines of a file, some thousands or some megabytes at a time; Label
+    Studio's tasks at once, as their labels are checked together."""
     values, lines, size = list[Any](), list[int](), 0
     with open_text(path, encoding) as stream:
         for number, line in enumerate(stream, 1):
@@ -146,7 +147,8 @@ def _objects(path: Path, encoding: str) -> Iterator[Block]:
                 raise _bad_json(path, number, error) from error
             lines.append(number)
             size += len(line)
-            if len(lines) == _CHUNK_ROWS or size > _CHUNK_CHARACTERS:
+            is_full = len(lines) >= _CHUNK_ROWS or size > _CHUNK_CHARACTERS
+            if is_full and not is_task(values[0]):
                 yield values, lines
                 values, lines, size = [], [], 0
     if lines:
