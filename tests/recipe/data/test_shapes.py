@@ -722,6 +722,26 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
             ("choices of spans", lambda n: [[{**LABELS, 'type': 'choices', 'value': {'start': 0, 'end': 3, 'choices': ['a']}}]], "! Export JSON-MIN", ""),
         ]
     ),
+    *(
+        shape(f"Label Studio's tasks with {name}", "masked", lambda n, results=results: studio(n, results), "! of Label Studio has not one annotation")
+        for name, results in [
+            ("a choice as a string", [{**choices(), 'value': {'choices': 'pos'}}]),
+            ("null for choices", [{**choices(), 'value': {'choices': None}}]),
+            ("a number for a choice", [{**choices(), 'value': {'choices': [1]}}]),
+            ("a number for a value", [{**choices(), 'value': 3}]),
+            ("a list for a type", [{**choices('a'), 'type': ['choices']}]),
+            ("strings for results", ['a']),
+            ("null for results", None),
+            ("labels without an end", [{**LABELS, 'value': {'start': 0, 'labels': ['PER']}}]),
+            ("labels without names", [{**LABELS, 'value': {'start': 0, 'end': 3, 'text': 'Ada'}}]),
+        ]
+    ),
+    shape("Label Studio's labels of one of two texts", "masked", lambda n: {**studio(n, [LABELS]), 'data': {'text': 'Ada sat', 'other': s()}},
+          "token-classification tokens=[\"Ada\", \"sat\"] tags=[\"B-PER\", \"O\"]"),
+    shape("Label Studio's labels of another text", "masked", lambda n: {**studio(n, [{**LABELS, 'to_name': 'other'}]), 'data': {'text': s(), 'other': 'Ada sat'}},
+          "! and not 'Ada', its text", argv="task=token-classification"),
+    shape("Label Studio's labels of a text that is not told", "masked", lambda n: {**studio(n, [{**LABELS, 'value': {'start': 0, 'end': 3, 'labels': ['PER']}}]), 'data': {'text': s(), 'other': 'Ada sat'}},
+          "! for labels of one text"),
     shape("Label Studio's tasks whose data has a label", "masked", lambda n: {**studio(n, [choices("a")]), 'data': {'text': s(), 'label': 1}},
           "! its data has a label"),
     files("Label Studio's tasks on more lines than a block has", "masked", lambda: {'train.jsonl': ''.join(json.dumps(studio(n, [LABELS if n < 10_000 else choices("a")])) + '\n' for n in range(10_001))},

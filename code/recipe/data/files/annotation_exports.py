@@ -48,24 +48,42 @@ def _spans(kinds: Any) -> list[Row] | None:
         return None
 
 
+def _is_read(result: Any, row: Row) -> bool:
+    """Return whether a result is choices for a text, or labels of a span of it. Where the data have
+    several texts, the span's own tells which one is meant: it is checked later."""
+    value = result.get("value") if isinstance(result, dict) else None
+    kind = result["type"] if isinstance(value, dict) and "type" in result else None
+    if not isinstance(value, dict) or kind not in [*_COLUMNS]:
+        return False
+    names = value.get(kind)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    if kind == "choices":
+        return "start" not in value
+    is_clear = isinstance(value.get("text"), str)
+    is_clear = is_clear or sum(isinstance(text, str) for text in row.values()) < 2
+    return is_clear and type(value.get("start")) is type(value.get("end")) is int
+
+
 def _rows_of_tasks(where: str, tasks: Sequence[Row], lines: Sequence[int]) -> list[Row]:
     """Return the data of Label Studio's tasks with a label and spans."""
     made, missing, controls = list[Row](), list[int](), dict[Any, Any]()
     for task, line in zip(tasks, lines, strict=True):
         row = {**task["data"]}
         given = [one for one in task["annotations"] if not one.get("was_cancelled")]
+        results = given[0]["result"] if given else []
         is_read = len(given) < 2 and row.keys().isdisjoint(_COLUMNS.values())
-        for result in given[0]["result"] if given else ():
-            kind, value = result.get("type"), result.get("value") or {}
-            column, control = _COLUMNS.get(kind), result.get("from_name")
+        is_read = is_read and isinstance(results, list)
+        is_read = is_read and all(_is_read(result, task["data"]) for result in results)
+        for result in results if is_read else ():
+            kind, value, control = result["type"], result["value"], result.get("from_name")
+            column = _COLUMNS[kind]
             is_read = is_read and controls.setdefault(column, control) == control
-            is_read = is_read and (kind == "labels") is ("start" in value)
-            if is_read and column and kind in value:
-                row.setdefault(column, []).extend([value] if kind == "labels" else value[kind])
-        if not is_read or None in controls:
+            row.setdefault(column, []).extend([value] if kind == "labels" else value[kind])
+        if not is_read:
             raise DataError(
                 f"{where}{line} of Label Studio has not one annotation, by a control for choices "
-                "or by one for labels, or its data has a label.",
+                "or by one for labels of one text, or its data has a label.",
                 "Export JSON-MIN from Label Studio instead, with one row for each text.",
             )
         made.append(row)
