@@ -88,15 +88,21 @@ def _rows_of_tasks(where: str, tasks: Sequence[Row], lines: Sequence[int]) -> li
             )
         made.append(row)
         missing += [] if given else [line]
-    if "entities" in controls and missing:
+    if not controls or ("entities" in controls and missing):
         raise DataError(
-            f"{where}{missing[0]} has no annotation, and others in this export have entities.",
+            f"{where}{[*missing, *lines][0]} has no annotation, "
+            + ("and others in this export have entities." if controls else "nor has another task."),
             "Export annotated tasks only: one without entities has an empty annotation.",
         )
-    is_single = all(len(row.get("label", ())) < 2 for row in made if "label" in controls)
+    if len(controls) > 1:
+        raise DataError(
+            f"{where}{lines[0]} is of an export of Label Studio with both choices and labels.",
+            "Export JSON-MIN from Label Studio instead, with a column for each.",
+        )
+    is_single = all(len(row.get("label", ())) < 2 for row in made)
     for row in made:
         if "entities" in controls:
             row.setdefault("entities", [])
-        if "label" in controls:
-            row["label"] = row.get("label", [None])[0] if is_single else row.get("label")
+        else:
+            row["label"] = [*row.get("label", ()), None][0] if is_single else row.get("label")
     return made
