@@ -687,6 +687,10 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
         ]
         for indent in (None, 1)
     ),
+    shape("columns that are called as Ground Truth's reasons", "masked", lambda n: {'text': s(), 'label': n % 2, 'of Ground Truth': 'x', 'failure-reason': None},
+          "text-classification text=text label=label", argv="text_column=text label_column=label"),
+    shape("a column called of Ground Truth", "masked", lambda n: {'text': s(), 'label': n % 2, 'of Ground Truth': 'x'},
+          "text-classification text=text label=label", argv="text_column=text label_column=label"),
     shape("metadata of another tool", "masked", lambda n: {'text': s(), 'label': n % 2, 'page-metadata': {'number': n}},
           "text-classification text=text label=label"),
     *(
