@@ -678,6 +678,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
             ("keys of rows of other names", "t5", lambda: {f'{n}ab': {'disfluent': s(), 'fluent': s()} for n in range(24)}, "? task=text2text-generation text_column=disfluent label_column=fluent > text2text-generation source=sat river"),
             ("keys of rows with ids", "masked", lambda: {f'k{n}': {'id': n, 'text': s(), 'label': n % 2} for n in range(24)}, "text-classification text=sat river"),
             ("columns", "masked", lambda: {'text': {n: s() for n in range(24)}, 'label': {n: n % 2 for n in range(24)}}, "! not a list of rows"),
+            ("a head before keys of rows", "masked", lambda: {'version': {'text': '1.0', 'label': 'z'}, **{f'k{n}': {'text': s(), 'label': 'ab'[n % 2]} for n in range(24)}}, "! not a list of rows"),
             ("columns of other names", "masked", lambda: {'v1': {f'k{n}': s() for n in range(24)}, 'v2': {f'k{n}': n % 2 for n in range(24)}}, "! not a list of rows"),
             ("splits", "masked", lambda: {split: {'text': s(), 'label': 1} for split in ('train', 'test')}, "! not a list of rows"),
             ("texts", "masked", lambda: {s(): {'summary': s(), 'label': n % 2} for n in range(24)}, "! not a list of rows"),

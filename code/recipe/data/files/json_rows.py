@@ -31,6 +31,8 @@ _OF_ROWS = (
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
 """Keys whose lists of records belong to one row."""
+_HEADS = {"version", "info", "meta", "metadata", "header", "config"}
+"""First keys that hold a record about the rows after it."""
 _KEY, _FEWEST_KEYS, _LEAST_ALIKE = re.compile(r"[!-~]+"), 2, 0.5
 _CHUNK_ROWS, _CHUNK_CHARACTERS = 10_000, 1 << 22
 
@@ -107,7 +109,8 @@ def _rows_by_key(document: dict[str, Any]) -> list[Any] | None:
     are_names = known & {*map(normalize_name, names)} or len(names) < len(rows)
     are_names = are_names and not any(map(str.isdigit, names))
     are_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in rows)
-    if known & {*map(normalize_name, document)} or not (are_keys and are_names and are_alike):
+    keys = [*map(normalize_name, document)]
+    if known & {*keys} or keys[0] in _HEADS or not (are_keys and are_names and are_alike):
         return None
     return [{"id": key, **row} for key, row in document.items()]
 
