@@ -13,7 +13,9 @@ from recipe.data.column_names import LABEL, TEXT
 from recipe.data.files.part import Part
 from recipe.errors import DataError
 
-_SOURCE, _METADATA, _FAILURE, _READ = "source", "-metadata", "failure-reason", "of Ground Truth"
+_SOURCE, _METADATA, _FAILURE = "source", "-metadata", "failure-reason"
+_FAILED, _READ = "\0failed", "\0read"
+"""Columns of why a row has no labels, and of which are read: no file has such names."""
 _NAME, _NAMES, _ENTITIES = "class-name", "class-map", "entities"
 _JQ = "jq -c '{}' output.manifest > rows.jsonl, and remove it."
 Row = dict[str, Any]
@@ -38,8 +40,8 @@ def labelled(part: Part) -> Part:
     """
     if _READ not in part.table.column_names:
         return part
-    failures, kinds = part.table[_FAILURE], part.distinct(_READ, 3) or []
-    part = dataclasses.replace(part, table=part.table.drop_columns([_FAILURE, _READ]))
+    failures, kinds = part.table[_FAILED], part.distinct(_READ, 3) or []
+    part = dataclasses.replace(part, table=part.table.drop_columns([_FAILED, _READ]))
     if failed := len(failures) - failures.null_count:
         part = part.select(np.flatnonzero(failures.is_null().to_numpy()))
     if len(read := [kind for kind in kinds if kind is not None]) != 1:
@@ -70,12 +72,12 @@ def _labelled(where: str, row: Row) -> Row:
     else:
         rest = {k: v for k, v in row.items() if k not in (_SOURCE, job, job + _METADATA)}
         column, failure = _ENTITIES if key == _ENTITIES else LABEL, about.get(_FAILURE) or None
-        made = {TEXT: row.get(_SOURCE), _FAILURE: failure, _READ: None, **rest}
+        made = {TEXT: row.get(_SOURCE), _FAILED: failure, _READ: None, **rest}
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             if failure is None:
                 made[column] = _labels(key, row[job], about)
                 made[_READ] = f"{column!r} the {key} of its job {job!r}"
-            if made[TEXT] is not None and rest.keys().isdisjoint((TEXT, column, _FAILURE, _READ)):
+            if made[TEXT] is not None and rest.keys().isdisjoint((TEXT, column)):
                 return made
     what = f"{where} is of a manifest of Ground Truth, with the labels {[job, *others]}."
     raise DataError(what, remedy)

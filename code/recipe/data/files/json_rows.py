@@ -15,7 +15,7 @@ import numpy as np
 
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
-from recipe.data.files.annotation_exports import plain_rows
+from recipe.data.files.annotation_exports import is_task, plain_rows
 from recipe.data.files.ground_truth import labelled, manifest_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
@@ -31,6 +31,8 @@ _OF_ROWS = (
     *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
 )
 """Keys whose lists of records belong to one row."""
+_HEADS = {"version", "info", "meta", "metadata", "header", "config"}
+"""First keys that hold a record about the rows after it."""
 _KEY, _FEWEST_KEYS, _LEAST_ALIKE = re.compile(r"[!-~]+"), 2, 0.5
 _CHUNK_ROWS, _CHUNK_CHARACTERS = 10_000, 1 << 22
 
@@ -107,7 +109,8 @@ def _rows_by_key(document: dict[str, Any]) -> list[Any] | None:
     are_names = known & {*map(normalize_name, names)} or len(names) < len(rows)
     are_names = are_names and not any(map(str.isdigit, names))
     are_alike = all(_LEAST_ALIKE * len(names) <= len(row) for row in rows)
-    if known & {*map(normalize_name, document)} or not (are_keys and are_names and are_alike):
+    keys = [*map(normalize_name, document)]
+    if known & {*keys} or keys[0] in _HEADS or not (are_keys and are_names and are_alike):
         return None
     return [{"id": key, **row} for key, row in document.items()]
 
@@ -134,7 +137,8 @@ def read_json_objects(path: Path, encoding: str) -> Part:
 
 
 def _objects(path: Path, encoding: str) -> Iterator[Block]:
-    """Yield the values on the lines of a file, some thousands or some megabytes at a time."""
+    """Yield the values on the lines of a file, some thousands or some megabytes at a time; Label
+    Studio's tasks at once, as their labels are checked together."""
     values, lines, size = list[Any](), list[int](), 0
     with open_text(path, encoding) as stream:
         for number, line in enumerate(stream, 1):
@@ -146,7 +150,8 @@ def _objects(path: Path, encoding: str) -> Iterator[Block]:
                 raise _bad_json(path, number, error) from error
             lines.append(number)
             size += len(line)
-            if len(lines) == _CHUNK_ROWS or size > _CHUNK_CHARACTERS:
+            is_full = len(lines) >= _CHUNK_ROWS or size > _CHUNK_CHARACTERS
+            if is_full and not is_task(values[0]):
                 yield values, lines
                 values, lines, size = [], [], 0
     if lines:
