@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,18 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import values
-from recipe.data.column_names import split_of
-from recipe.data.column_settings import SPAN_KEYS, ColumnsError, check_ignored
+from recipe.data.column_names import SPLIT_COLUMNS, plain_name, split_of
+from recipe.data.column_settings import ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import Part, SourceFile, UnclearHeader, files_encoded, is_list
+from recipe.data.files.part import (
+    Part,
+    SourceFile,
+    UnclearHeader,
+    files_encoded,
+    is_list,
+    is_string,
+)
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout
@@ -30,7 +36,7 @@ from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.data.proposing import proposals, word_rows
 from recipe.errors import DataError, Problems, join_names
 from recipe.settings import DataSettings, split_values
-from recipe.spec import TaskSpec
+from recipe.spec import TaskSpec, normalize_name
 
 Converted = TypeVar("Converted")
 
@@ -245,8 +251,13 @@ def _read_parts(
 
 
 _ANSWER, _ANSWERS = "answer", {"accept", "reject", "ignore"}
-_WORK = (("Input.", "Answer."), ("INPUT:", "OUTPUT:"))
-"""How the columns of Mechanical Turk and Toloka begin that are no description of the work."""
+_WORK = {"Mechanical Turk": ("Input.", "Answer."), "Toloka": ("INPUT:", "OUTPUT:")}
+"""How the columns begin that are no description of the work."""
+_OF_WORK = ("HITId", "WorkerId", "AssignmentId", "GOLDEN:", "HINT:", "ASSIGNMENT:")
+"""How some of those begin that describe it."""
+_OF_LABELS = {"id", "node_id", "url", "name", "color", "default", "description"}
+"""Keys of a label of GitHub."""
+_SPLITS = frozenset(map(normalize_name, SPLIT_COLUMNS))
 
 
 def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
@@ -257,7 +268,9 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
     """
-    part = word_rows.gather_sentences(_name_labels(_keep_answers(part, settings)), settings, notes)
+    part = word_rows.gather_sentences(
+        _name_labels(_keep_answers(part, settings, notes)), settings, notes
+    )
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part
@@ -305,35 +318,39 @@ def _learn_answers(
 
 
 def _name_labels(part: Part) -> Part:
-    """Return a part whose labels are lists of names, where they are lists of records with a name,
-    as GitHub's."""
-    for field in part.table.schema:
-        kind = field.type.value_type if is_list(field.type) else field.type
-        keys = {child.name for child in kind} if pa.types.is_struct(kind) else set()
-        if (
-            field.name == "labels"
-            and "name" in keys
-            and not keys & {*itertools.chain(*SPAN_KEYS[:2])}
-        ):
-            names = [
-                [one["name"] for one in cell or ()] for cell in part.table["labels"].to_pylist()
-            ]
-            index = part.table.column_names.index("labels")
-            table = part.table.set_column(index, "labels", pa.array(names, pa.list_(pa.string())))
-            part = dataclasses.replace(part, table=table)
-    return part
+    """Return a part whose labels are lists of names, where they are GitHub's records of labels."""
+    if "labels" not in part.table.column_names:
+        return part
+    kind = part.table.schema.field("labels").type
+    record = kind.value_type if is_list(kind) else kind
+    keys = {field.name for field in record} if pa.types.is_struct(record) else set()
+    if "name" not in keys or keys - _OF_LABELS or not is_string(record.field("name").type):
+        return part
+    cells = part.table["labels"].to_pylist()
+    names = [[(label or {}).get("name") for label in cell or ()] for cell in cells]
+    if not is_list(kind) or not all(map(all, names)):
+        return part
+    index = part.table.column_names.index("labels")
+    table = part.table.set_column(index, "labels", pa.array(names, pa.list_(pa.string())))
+    return dataclasses.replace(part, table=table)
 
 
-def _keep_answers(part: Part, settings: DataSettings) -> Part:
+def _keep_answers(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     """Return the inputs and answers of an export of Mechanical Turk or Toloka, without the columns
-    that describe the work, unless hyperparameters name these."""
+    that describe the work, unless hyperparameters name these, or they belong to samples."""
+    names = part.table.column_names
     named = {*settings.named_columns, *settings.ignored_columns}
-    for prefixes in _WORK:
-        kept = {p: [n for n in part.table.column_names if n.startswith(p)] for p in prefixes}
-        if all(kept.values()):
-            names = {*itertools.chain(*kept.values()), *named}
-            left = [name for name in part.table.column_names if name in names]
-            return dataclasses.replace(part, table=part.table.select(left))
+    for work, prefixes in _WORK.items():
+        is_told = any(name.startswith(_OF_WORK) for name in names)
+        if is_told and all(any(name.startswith(p) for name in names) for p in prefixes):
+            left = [
+                name
+                for name in names
+                if not name.startswith(prefixes) and name not in named
+                and not {plain_name(name), normalize_name(name)} & _SPLITS
+            ]  # fmt: skip
+            notes.append(f"{part.path} is an export of {work}; not read: {', '.join(left)}.")
+            return dataclasses.replace(part, table=part.table.drop_columns(left))
     return part
 
 

@@ -158,6 +158,7 @@ def test_adapters_share_an_encoder_whose_texts_are_padded_or_computed_by_graphs(
 ) -> None:
     """A graph computes the base alone: it has no adapter's products."""
     monkeypatch.setattr(packed_rows, "_GRAPH_TOKENS", (128,))
+    monkeypatch.setattr(blocked_weights, "_is_faster", lambda: False)  # graphs need plain weights
     monkeypatch.setitem(packed_rows.RECORDERS, "cpu", Replays)  # type: ignore[misc]
     Replays.made.clear()
     base = save("BertModel", tmp_path / "base")

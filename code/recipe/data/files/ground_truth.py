@@ -32,7 +32,7 @@ def manifest_rows(where: str, rows: Sequence[Row], lines: Sequence[int]) -> Sequ
     return [_labelled(f"{where}{line}", row) for row, line in zip(rows, lines, strict=True)]
 
 
-def labelled(part: Part) -> Part:
+def label_manifest(part: Part) -> Part:
     """Return the rows of a manifest that have labels, with a note; other parts unchanged.
 
     Raises:

@@ -16,7 +16,7 @@ import numpy as np
 from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.annotation_exports import is_task, plain_rows
-from recipe.data.files.ground_truth import labelled, manifest_rows
+from recipe.data.files.ground_truth import label_manifest, manifest_rows
 from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES, normalize_name
@@ -199,7 +199,7 @@ def _part(path: Path, name: str, read: Read) -> Part:
     lines = None if name == "json" else np.concatenate(starts)
     part = Part(path=path, format=name, table=table, lines=lines)
     part = dataclasses.replace(part, mixed={k: part.where(row) for k, row in mixed.items()})
-    return labelled(part)
+    return label_manifest(part)
 
 
 def _objects_of(where: str, block: Block) -> Sequence[dict[str, Any]]:
