@@ -6,6 +6,7 @@ which are for all tasks or several, and the `options` of each task's spec.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
 import math
@@ -46,6 +47,8 @@ _TOPICS: Mapping[str, tuple[str, str]] = {
     "source_lang": ("Languages", "task=translation source_lang=en target_lang=de"),
 }
 """The title and an example of each topic, by its first hyperparameter."""
+_NO_ENCODINGS = {"punycode", "idna", "unicode-escape", "raw-unicode-escape", "utf-7"}
+"""Codecs of Python that are not encodings of files, by their normal names."""
 _TRAINER_RANGES: Mapping[str, Valid] = {
     "gradient_accumulation_steps": AT_LEAST_1,
     "label_smoothing_factor": SHARE,
@@ -169,8 +172,12 @@ class Hyperparameters(DataSettings, ModelSettings):
                 remedy = PREFERENCES if is_preference else f"Give {' or '.join(known)}."
                 yield f"Hyperparameter {name} has value {value!r}. {remedy}"
         try:
-            "a".encode(self.encoding or "utf-8")
+            name = codecs.lookup(self.encoding or "utf-8").name
+            "a".encode(name)
+            is_known = name not in _NO_ENCODINGS
         except (LookupError, ValueError):
+            is_known = False
+        if not is_known:
             remedy = "Give a name that Python knows, such as windows-1252 or gb18030."
             yield f"Hyperparameter encoding has value {self.encoding!r}. {remedy}"
 

@@ -136,6 +136,8 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--lr", "5e5"], ["at most 1"]),
         (["--encoding", "latin-one"], ["encoding has value 'latin-one'", "windows-1252"]),
         (["--encoding", "base64"], ["encoding has value 'base64'"]),
+        (["--encoding", "unicode_escape"], ["encoding has value 'unicode_escape'"]),
+        (["--encoding", "UTF7"], ["encoding has value 'UTF7'"]),
         (
             ["--metric_for_best_model", "accuracy", "--greater_is_better", "False"],
             ["would keep the worst weights by accuracy"],

@@ -183,6 +183,8 @@ def _as_openais(where: str, message: Message) -> Message:
     texts = [{"type": "text", "text": text} for text in held["text"]] or ""
     more = {"reasoning_content": "".join(held["reasoning"])} if held["reasoning"] else {}
     more |= {"tool_calls": _called(where, held["tool_call"])} if held["tool_call"] else {}
+    if any(message.get(key) not in NOTHING for key in more):
+        return message
     return {**message, "content": texts, **more}
 
 

@@ -265,7 +265,7 @@ def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path)
     (GOOD + "text,cafe\u0301\ntext,caf\u00e9\n", {}, ["would be two", "Write them alike"]),
     ("text,label\n" + "a,01\nb,1\nc,2\n" * 9, {}, ["'01' and '1', which would be two"]),
     (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "not a class"]),
-    (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "Give encoding=windows-1252, or"]),
+    (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "Give encoding=windows-1252 for western languages, ", "windows-1250 for Polish"]),
     (GOOD.encode() + "café crème,pos\n".encode() + b"caf\xe9,pos\n", {}, ["line 33", "correct the line"]),
     (GOOD.encode() + "привет,pos\n".encode("cp1251"), {}, ["line 32", "Give encoding=gb18030 for Chinese"]),
     (GOOD.encode() + "привет,pos\n".encode("cp1251"), {"encoding": "latin-1"}, ["is not cp1252", "windows-1251"]),

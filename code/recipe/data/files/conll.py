@@ -170,7 +170,7 @@ def _name_columns(
     names = {index: f"column_{index + 1}" for index in others}
     if len(tagged) == 1 and tagged == possible:
         names[tagged[0]] = "tags"
-    elif is_even and len(others) == len(_COLUMNS_2003):
+    elif is_even and len(others) == len(_COLUMNS_2003) and others[0] not in tagged:
         names = dict(zip(others, _COLUMNS_2003, strict=True))
     elif not is_unclear:
         names[last] = "tags"

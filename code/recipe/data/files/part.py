@@ -328,7 +328,8 @@ def first_lines(path: Path, count: int) -> list[str]:
 
 _UTF8, _WESTERN, _NOT_ASCII, _RUN = "utf-8", "cp1252", re.compile(rb"[\x80-\xff]+"), 3
 _OTHERS = (
-    "gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, windows-1251 for Russian."
+    "gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, windows-1251 for Russian, "
+    "windows-1250 for Polish and Czech, windows-1254 for Turkish."
 )
 _READ_AS = {"iso8859-1": _WESTERN, "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 """Encodings by which others are read: as browsers do, since control characters of latin-1 are the
@@ -401,7 +402,7 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Data
                 break
     remedy = "Most of it is: correct the line, or check that the upload is complete."
     if encoding not in ("utf-16", "utf-32") and (likely := _likely_encoding(path)) != _UTF8:
-        usual = "windows-1252, or " if likely == _WESTERN != encoding else ""
+        usual = "windows-1252 for western languages, " if likely == _WESTERN != encoding else ""
         remedy = f"Give encoding={usual}{_OTHERS}"
     return DataError(
         f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.", remedy

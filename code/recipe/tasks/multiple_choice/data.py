@@ -26,6 +26,7 @@ from recipe.tasks.multiple_choice.model import pairs_of
 _CONTEXT, _QUESTION, _CHOICES, _ANSWER = "context", "question", "choices", "answer"
 _ENDINGS, _LABELS = "endings", "choices.label"
 _NUMBER = re.compile(r"\d+$")
+_LABEL_NAME = re.compile(r"((?<!val)id|label|key|letter|marker|number)$", re.IGNORECASE)
 EXAMPLE = '{"question": "Where does the sun rise?", "choices": ["east", "west"], "answer": "A"}'
 
 
@@ -108,12 +109,14 @@ def _check_columns(file: ReadFile) -> None:
 
 def _keys_of_choices(kind: pa.DataType) -> Sequence[str]:
     """Return the keys of text and label in records of choices: `text` and `label`, or those of a
-    string and another value, as HEAD-QA's `atext` and `aid`; none of other cells."""
+    string and another value with the name of a label, as HEAD-QA's `atext` and `aid`; none of other
+    cells."""
     fields = (
         {field.name: is_string(field.type) for field in kind} if pa.types.is_struct(kind) else {}
     )
     if "text" not in fields and sorted(fields.values()) == [False, True]:
-        return sorted(fields, key=lambda name: not fields[name])
+        text, label = sorted(fields, key=lambda name: not fields[name])
+        return (text, label) if _LABEL_NAME.search(label) else ()
     return ("text", "label") if "text" in fields else ()
 
 
@@ -130,20 +133,22 @@ def _positions(part: Part, number: int, row: _Row, kinds: Sequence[str] = ()) ->
     Raises:
         DataError: none fits.
     """
-    count = len(row.choices)
-    digits = int(float(row.answer)) if re.fullmatch(r"\d+(\.0)?", row.answer) else -1
+    count, answer = len(row.choices), row.answer.strip()
+    digits = int(float(answer)) if re.fullmatch(r"\d+(\.0)?", answer) else -1
+    is_exact = row.answer in row.choices
+    texts = row.choices if is_exact else [choice.strip() for choice in row.choices]
     names: dict[str, tuple[Sequence[Any], Any]] = {
-        _CHOICE_LABELS: (row.labels, row.answer),
-        "letters": ([chr(ord("A") + index) for index in range(count)], row.answer.upper()),
+        _CHOICE_LABELS: (row.labels, answer),
+        "letters": ([chr(ord("A") + index) for index in range(count)], answer.upper()),
         "numbers from 0": (range(count), digits),
         "numbers from 1": (range(1, count + 1), digits),
-        "texts of the choices": ([choice.strip() for choice in row.choices], row.answer),
+        "texts of the choices": (texts, row.answer if is_exact else answer),
     }
     kinds = kinds or list(names)
     fitting = {kind: choices.index(name) for kind, (choices, name) in names.items()
                if kind in kinds and choices.count(name) == 1}  # fmt: skip
     if not fitting:
-        what = f"has the answer {row.answer!r}, which is not exactly one of its {count} choices"
+        what = f"has the answer {answer!r}, which is not exactly one of its {count} choices"
         raise _wrong(part, number, f"{what} (read as {' or '.join(kinds)})")
     return fitting
 
@@ -189,7 +194,7 @@ def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
                 choices = [cells[name] for name in choice_columns]
             marks = cells[columns[_LABELS]] if _LABELS in columns else None
             if keys:
-                choices, marks = ([choice.get(key) for choice in choices] for key in keys)
+                choices, marks = ([(choice or {}).get(key) for choice in choices] for key in keys)
             answer = cells[columns[_ANSWER]]
             if names is not None and isinstance(answer, int) and 0 <= answer < len(names):
                 answer = names[answer]
@@ -203,7 +208,7 @@ def _rows(part: Part, columns: ColumnSelection) -> Iterator[tuple[int, _Row]]:
             context = str((cells[columns[_CONTEXT]] if _CONTEXT in columns else None) or "")
             (query, *_), texts = zip(*pairs_of(context, question, choices), strict=True)
             labels = [str(mark) for mark in marks or ()]
-            yield number, _Row(query, list(texts), choices, labels, str(answer).strip())
+            yield number, _Row(query, list(texts), choices, labels, str(answer))
 
 
 def _wrong(part: Part, number: int, what: str) -> DataError:

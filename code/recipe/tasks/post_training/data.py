@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _ROLES |= dict.fromkeys((CHOSEN, REJECTED, COMPLETION), "assistant")
 """The columns of texts or messages, and whose message a text among messages is."""
 _ANSWERS = frozenset(map(normalize_name, (*COMPLETION_NAMES, "ground_truth", LABEL)))
 _SHOWN = 5
+_Verdicts = tuple[frozenset[str], frozenset[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings, spec: TaskSpec) -
     reading = read_columns(channels, spec, settings, notes)
     are_chats = any(_holds_messages(read) for read in reading.files)
     keeps_all = spec.name == "grpo"  # a reward function may take any column
-    tables = reading.converted(lambda read: _table(read, are_chats, keeps_all, settings))
+    verdicts = _verdicts(reading.files)
+    tables = reading.converted(lambda read: _table(read, verdicts, are_chats, keeps_all, settings))
     uses, lines = held_out.build(
         reading, tables, settings, "rows", lambda table: f"{table.num_rows} rows"
     )
@@ -70,14 +72,37 @@ def _are_messages(cell: Any) -> bool:
     return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
 
-def _table(read: ReadFile, are_chats: bool, keeps_all: bool, settings: DataSettings) -> pa.Table:
+def _verdicts(files: Sequence[ReadFile]) -> _Verdicts:
+    """Return the words for good and for bad answers in all files.
+
+    Raises:
+        DataError: the files mix words of several kinds, such as 0 and 1 with -1 and 1.
+    """
+    labelled = [read for read in files if LABEL in read.columns]
+    found = {verdicts_in(read.part, read.columns[LABEL]): read for read in labelled}
+    if None in found or not found:
+        return frozenset(values.TRUE), frozenset(values.FALSE)
+    cells = (cell for read in labelled for cell in read.part.distinct(read.columns[LABEL], 9) or ())
+    words = {str(cell).strip().lower() for cell in cells}
+    for both in found:
+        if both and words <= both[0] | both[1]:
+            return both
+    shown = " and ".join(f"{read.part.path}" for read in found.values())
+    raise DataError(
+        f"{shown} judge answers by different words: {', '.join(sorted(words))}.",
+        "Write true or false in all files.",
+    )
+
+
+def _table(
+    read: ReadFile, verdicts: _Verdicts, are_chats: bool, keeps_all: bool, settings: DataSettings
+) -> pa.Table:
     """Return the rows of a file, checked."""
     columns = {role: names[0] for role, names in read.columns.columns.items()}
     if columns.pop(prompt_forms.INPUT, None):
         read = prompt_forms.fill_alpaca(read, are_chats)
     part = read.part
-    both = verdicts_in(part, columns[LABEL]) if LABEL in columns else None
-    good, bad = both or (values.TRUE, values.FALSE)
+    good, bad = verdicts
     rows: list[dict[str, Any]] = []
     faults: dict[str, list[str]] = {}
     for first, batch in part.batches([*dict.fromkeys(columns.values())]):
