@@ -307,8 +307,8 @@ def _learn_answers(
     """
     kept = keep_rows(part, [answer in ("accept", "reject") for answer in answers],
                      "were not decided by annotators (Prodigy's answer)", notes)  # fmt: skip
-    asked = part.table["label"][0].as_py()
-    notes.append(f"{part.path}: the answers to Prodigy's question of {asked!r} are learned.")
+    one_class = part.table["label"][0].as_py()
+    notes.append(f"{part.path}: the answers to Prodigy's question of {one_class!r} are learned.")
     shown = {name for name in names if name.startswith("meta.")} | (
         {"score", "priority"} & {*names}
     )

@@ -119,8 +119,8 @@ def _is_corpus(files: Sequence[Path], channels: Mapping[str, Path]) -> bool:
             return False
         if any(line[:1] in ("{", "[") or _LABELLED.search(line) for line in lines):
             return False
-        for place in (0, -1):  # classes before or behind texts
-            words = [line.split()[place] for line in lines if line.strip()]
+        for end in (0, -1):  # classes before or behind texts
+            words = [line.split()[end] for line in lines if line.strip()]
             are_words = all(word.strip("@_-").isalnum() for word in words)
             if are_words and 1 < len({*words}) <= len(words) / _REPEATED:
                 return False

@@ -79,15 +79,15 @@ def _verdicts(files: Sequence[ReadFile]) -> _Verdicts:
         DataError: the files mix words of several kinds, such as 0 and 1 with -1 and 1.
     """
     labelled = [read for read in files if LABEL in read.columns]
-    found = {verdicts_in(read.part, read.columns[LABEL]): read for read in labelled}
-    if None in found or not found:
+    files_by_words = {verdicts_in(read.part, read.columns[LABEL]): read for read in labelled}
+    if None in files_by_words or not found:
         return frozenset(values.TRUE), frozenset(values.FALSE)
     cells = (cell for read in labelled for cell in read.part.distinct(read.columns[LABEL], 9) or ())
     words = {str(cell).strip().lower() for cell in cells}
-    for both in found:
+    for both in files_by_words:
         if both and words <= both[0] | both[1]:
             return both
-    shown = " and ".join(f"{read.part.path}" for read in found.values())
+    shown = " and ".join(f"{read.part.path}" for read in files_by_words.values())
     raise DataError(
         f"{shown} judge answers by different words: {', '.join(sorted(words))}.",
         "Write true or false in all files.",
