@@ -315,7 +315,7 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
     shape("Mechanical Turk", "masked", lambda n: {"HITId": f"h{n}", "Title": "Judge a review", "Keywords": "a, b", "Input.review": s(), "Answer.mood": o("good", "bad")},
           "text-classification text=Input.review label=Answer.mood"),
     shape("Mechanical Turk, with a split", "masked", lambda n: {"HITId": f"h{n}", "Input.text": s(), "Answer.label": o("good", "bad"), "split": ["train", "train", "test"][n % 3]},
-          "? task=text-classification text_column=Input.text label_column=Answer.label > text-classification text=Input.text label=Answer.label"),
+          "? task=text-classification text_column=Input.text label_column=Answer.label > text-classification text=sat river number a rome rome film number cat the river in label=good"),
     shape("texts beside a column of an answer", "masked", lambda n: {"text": s(), "label": o("good", "bad"), "Input.x": "a", "Answer.y": "b"},
           "? task=text-classification ignore_columns=Answer.y > text-classification text=text label=label"),
     shape("labels with values", "masked", lambda n: {"text": s(), "labels": [{"name": "a", "value": n / 50}, {"name": "b", "value": 0.9}]},

@@ -80,7 +80,7 @@ def _verdicts(files: Sequence[ReadFile]) -> _Verdicts:
     """
     labelled = [read for read in files if LABEL in read.columns]
     files_by_words = {verdicts_in(read.part, read.columns[LABEL]): read for read in labelled}
-    if None in files_by_words or not found:
+    if None in files_by_words or not files_by_words:
         return frozenset(values.TRUE), frozenset(values.FALSE)
     cells = (cell for read in labelled for cell in read.part.distinct(read.columns[LABEL], 9) or ())
     words = {str(cell).strip().lower() for cell in cells}
