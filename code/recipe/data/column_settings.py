@@ -42,7 +42,7 @@ _VERDICTS = [
 """Words that stand together for good and bad answers, flags first."""
 _FLAGS = frozenset.union(*_VERDICTS[0])
 _BESIDE_RESPONSES = re.compile(r"(.+?)\.(suggestion([._]\w+)?|responses[._]\w+)")
-"""What Argilla exports beside the responses of annotators."""
+"""Names of what Argilla exports with the responses of annotators."""
 _SPANS = re.compile(r'\[(\[\d+, \d+, "([^"\\]|\\.)*"\](, )?)+\]')
 """Lists of [start, end, label], as `records` writes them."""
 SPAN_KEYS = (

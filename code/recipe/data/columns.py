@@ -365,7 +365,8 @@ def _check_weak_names(
         others: list[str] = []
         is_input = column.kind is CellKind.TEXT and not column.is_target
         if is_similar and is_input and holds_codes(part, name):
-            raise _several(part, {column.role: [name]})
+            what = f"{show_examples(part, [name])} holds codes, not texts"
+            raise ColumnsError(f"{part.path}: column {what}.", is_rival=True)
         if is_similar or is_weak:
             # Other classes may be meant, unless this one says what a text says.
             is_judged = any(

@@ -261,9 +261,11 @@ _SPLITS = frozenset(map(normalize_name, SPLIT_COLUMNS))
 
 
 def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
-    """Return the rows of an export of Prodigy that annotators accepted, without the columns that
-    only its interface needs; of words in rows, their sentences. Other parts are returned unchanged,
-    as are exports whose column `answer` a hyperparameter names.
+    """Return the samples of an export: the rows of Prodigy's that annotators accepted, or their
+    answers about one class, without the columns that only its interface needs; the inputs and
+    answers of Mechanical Turk's and Toloka's; the names of GitHub's labels; the sentences of words
+    in rows. Other parts are returned unchanged, as are Prodigy's exports whose column `answer` a
+    hyperparameter names.
 
     Raises:
         DataError: The answers may be what is learned, as those to the question of one class.
@@ -278,7 +280,8 @@ def keep_accepted(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
         return part
     marked = [name for name in ("spans", "accept") if name in part.table.column_names]
-    is_one_class = "label" in names and len(part.distinct("label", 1) or ()) == 1
+    is_text = "label" in names and is_string(part.table.schema.field("label").type)
+    is_one_class = is_text and len(part.distinct("label", 1) or ()) == 1
     if is_one_class and not any(any(part.table[name].to_pylist()) for name in marked):
         if {*answers} >= {"accept", "reject"}:
             return _learn_answers(part, names, answers, notes)

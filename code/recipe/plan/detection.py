@@ -17,7 +17,7 @@ from recipe.data import columns
 from recipe.data.column_settings import ColumnsError, named_settings, show_examples
 from recipe.data.columns import ColumnSelection
 from recipe.data.files import formats
-from recipe.data.files.part import Part, UnclearHeader, files_encoded
+from recipe.data.files.part import Part, UnclearHeader, files_encoded, first_lines
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.proposing import proposals, word_rows
@@ -33,9 +33,9 @@ _FILES = 3
 _TRIED = 1000
 """Rows of which samples are made before a line is proposed."""
 _PLAIN = (".txt", ".text", "")
-_PROSE, _LINES, _REPEATED = 100_000, 60, 4
-"""Characters and lines of a text that are looked at; how often the first or last words of lines
-repeat on average if they are classes."""
+_LINES, _REPEATED = 60, 4
+"""Lines of a text that are looked at; how often the first or last words of lines repeat on average
+if they are classes."""
 _LABELLED = re.compile(r"^[A-Z]{2,}:\w+\s|[.?!]@\w+\s*$")
 """How a line of TREC begins, and one of the Financial PhraseBank ends."""
 _ENDINGS = {
@@ -51,7 +51,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     """Return the job's task and the reason.
 
     The hyperparameter task decides; otherwise the only task that takes all hyperparameters, or
-    whose columns the data has, by names. The base model decides between several.
+    whose columns the data has, by names. The base model decides between several, and a decoder
+    learns plain text.
 
     Raises:
         HyperparameterError: None or several are possible; the message has the lines to give.
@@ -92,8 +93,10 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
             recognise = TASKS[task].recognises_files
             if recognise and (reason := task_table.resolve(recognise)(channels)) is not None:
                 return task, f"{reason}; set task to choose another"
-        if model is Model.DECODER and "causal-lm" in possible and _is_corpus(files, channels):
-            return "causal-lm", "plain text, for a decoder; set task to choose another"
+        if model is Model.DECODER and "causal-lm" in possible:
+            with files_encoded(hyperparameters.encoding):
+                if _is_corpus(files, channels):
+                    return "causal-lm", "plain text, for a decoder; set task to choose another"
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
@@ -113,11 +116,8 @@ def _is_corpus(files: Sequence[Path], channels: Mapping[str, Path]) -> bool:
     for path in files[:_FILES]:
         if path.suffix.lower() not in _PLAIN or formats.is_structured(path):
             return False
-        try:
-            lines = path.read_text(encoding="utf-8")[:_PROSE].split("\n")[:_LINES]
-        except (OSError, ValueError):
-            return False
-        if any(line[:1] in ("{", "[") or _LABELLED.search(line) for line in lines):
+        lines = first_lines(path, _LINES)
+        if not lines or any(line[:1] in ("{", "[") or _LABELLED.search(line) for line in lines):
             return False
         for end in (0, -1):  # classes before or behind texts
             words = [line.split()[end] for line in lines if line.strip()]
@@ -159,7 +159,7 @@ def _choose(
         # language_score is no label of a corpus, nor a topic that of a dialogue that is summed up.
         fitting = [task for task in fitting if _prefers(model, task)] or fitting
     chosen = fitting if len(selections) > 1 or is_known else list(selections)
-    (lone, *_) = [*selections.values(), None]
+    lone = next(iter(selections.values()), None)
     has_choices = lone is not None and (
         "choices" in lone or len(lone.columns.get("endings", ())) > 1
     )

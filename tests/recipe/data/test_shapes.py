@@ -280,6 +280,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "text-classification text=sat river number a rome rome film number cat the river in label=accept"),
     shape("Prodigy's one class, with what its interface shows", "masked", lambda n: {"text": s(), "label": "SPORT", "spans": [], "meta": {"score": n / 50}, "score": n / 50, "_input_hash": n, "answer": o("accept", "reject")},
           "text-classification text=text label=answer"),
+    shape("Prodigy's answers beside lists of labels", "masked", lambda n: {"text": s(), "label": [o("A", "B")], "_input_hash": n, "answer": "accept"},
+          "! with the decision of annotators on each row"),
     shape("Prodigy's answers without a class", "masked", lambda n: {"text": s(), "_input_hash": n, "answer": o("accept", "reject")},
           "? label_column=answer missing_labels=ignore > text-classification text=text label=answer"),
     shape("Prodigy's choices", "masked", lambda n: {"text": s(), "options": [{"id": "A", "text": "a"}, {"id": "B", "text": "b"}], "accept": ["AB"[n % 2]], "_task_hash": n, "answer": ["accept", "reject"][n % 5 == 0]},
