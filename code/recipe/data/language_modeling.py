@@ -20,11 +20,11 @@ from recipe.data.column_names import (
     TOKEN_IDS,
 )
 from recipe.data.files import formats
-from recipe.data.files.part import HeaderHint, Part, is_string
+from recipe.data.files.part import HeaderHint, Part, is_string, keep_rows
 from recipe.data.held_out import DataSets
 from recipe.data.layout import shards
 from recipe.data.prompt_forms import INPUT, JumpStartTemplate
-from recipe.data.reading import ReadFile, describe_files, keep_rows, read_columns
+from recipe.data.reading import ReadFile, describe_files, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import TaskSpec

@@ -14,14 +14,15 @@ import numpy as np
 
 from recipe import task_table
 from recipe.data import columns
+from recipe.data.column_names import word_columns
 from recipe.data.column_settings import ColumnsError, named_settings, show_examples
 from recipe.data.columns import ColumnSelection
+from recipe.data.exports import exported_rows, word_rows
 from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader, files_encoded, first_lines
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
-from recipe.data.proposing import proposals, word_rows
-from recipe.data.reading import keep_accepted
+from recipe.data.proposing import proposals
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
@@ -100,11 +101,12 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         # Reading the data says why there are no rows.
         owners = [task for task in possible if TASKS[task].owns_settings]
         return (owners or possible)[0], "the default; set task to choose another"
-    rows = word_rows.gather_sentences(part, hyperparameters, [])
-    if rows is not part:
+    samples = exported_rows.find_samples(part, hyperparameters, [])
+    sentence, _ = word_columns(part.table.column_names)
+    if sentence is not None and sentence not in samples.table.column_names:  # gathered words
         possible = [task for task in possible if task == word_rows.TASK] or possible
-    return _choose(keep_accepted(rows, hyperparameters, []), possible, hyperparameters, model,
-                   is_known=bool(configuration.get("architectures")))  # fmt: skip
+    is_known = bool(configuration.get("architectures"))
+    return _choose(samples, possible, hyperparameters, model, is_known)
 
 
 def _is_corpus(files: Sequence[Path], channels: Mapping[str, Path]) -> bool:

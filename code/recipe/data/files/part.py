@@ -407,3 +407,12 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Data
     return DataError(
         f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.", remedy
     )
+
+
+def keep_rows(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
+    """Return some rows of a part; add a note with the number of rows left out, and the reason."""
+    if all(is_kept):
+        return part
+    rows = np.flatnonzero(is_kept)
+    notes.append(f"{len(is_kept) - len(rows)} rows of {part.path} {why} and are not used.")
+    return part.select(rows)

@@ -10,9 +10,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
 from recipe.data.column_names import ADDRESS, SOURCE, TARGET, plain_name
-from recipe.data.files.part import is_string
+from recipe.data.files.part import is_string, keep_rows
 from recipe.data.held_out import DataSets
-from recipe.data.reading import ReadFile, keep_rows, read_columns
+from recipe.data.reading import ReadFile, read_columns
 from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
