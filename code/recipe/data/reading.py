@@ -19,12 +19,8 @@ from recipe.data.column_settings import ColumnsError, check_ignored
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.exports import exported_rows
 from recipe.data.files import formats
-from recipe.data.files.part import (
-    Part,
-    SourceFile,
-    UnclearHeader,
-    files_encoded,
-)
+from recipe.data.files.part import Part, SourceFile, UnclearHeader
+from recipe.data.files.text_files import files_encoded
 from recipe.data.layout import channels as layout_of_channels
 from recipe.data.layout import shards
 from recipe.data.layout.channels import ChannelLayout

@@ -19,7 +19,8 @@ from recipe.data.column_settings import ColumnsError, named_settings, show_examp
 from recipe.data.columns import ColumnSelection
 from recipe.data.exports import exported_rows, word_rows
 from recipe.data.files import formats
-from recipe.data.files.part import Part, UnclearHeader, files_encoded, first_lines
+from recipe.data.files.part import Part, UnclearHeader
+from recipe.data.files.text_files import WrongEncoding, files_encoded, first_lines
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.proposing import proposals
@@ -86,6 +87,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     try:
         parts = (_read(path, hyperparameters) for path in files[:_FILES])
         part = next((part for part in parts if part is not None), None)
+    except WrongEncoding as wrong:
+        raise _encoding_refusal(wrong, hyperparameters, channels) from wrong
     except UnclearHeader as unclear:
         likely = _costs(possible, model)
         raise proposals.header_refusal(unclear, likely, hyperparameters, _works) from unclear
@@ -107,6 +110,21 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         possible = [task for task in possible if task == word_rows.TASK] or possible
     is_known = bool(configuration.get("architectures"))
     return _choose(samples, possible, hyperparameters, model, is_known)
+
+
+def _encoding_refusal(
+    wrong: WrongEncoding, hyperparameters: Hyperparameters, channels: Mapping[str, Path]
+) -> RecipeError:
+    """Return the refusal of files that seem to be in another encoding. If that decides no task,
+    each line that is proposed names the encoding, too."""
+    try:
+        find(dataclasses.replace(hyperparameters, encoding=wrong.likely), channels)
+    except HyperparameterError as undecided:
+        remedy = undecided.remedy.replace("\n- ", f"\n- encoding={wrong.likely} ")
+        return HyperparameterError(f"{wrong.message} {undecided.message}", remedy)
+    except DataError:
+        pass  # reading it in that encoding says more
+    return wrong
 
 
 def _is_corpus(files: Sequence[Path], channels: Mapping[str, Path]) -> bool:
@@ -210,6 +228,10 @@ def _read(path: Path, hyperparameters: Hyperparameters) -> Part | None:
             part = formats.read(path, header=hyperparameters.names_in_header)
     except UnclearHeader:
         raise
+    except WrongEncoding as wrong:
+        if wrong.likely is not None and hyperparameters.encoding is None:
+            raise
+        return None  # reading it asks for another one, or none
     except (DataError, OSError, EOFError, ValueError):
         return None  # reading it as the task's data reports the error
     formats.keep(part, hyperparameters.names_in_header)

@@ -993,6 +993,19 @@ def test_a_byte_order_mark_decides_an_encoding(tmp_path: Path) -> None:
     assert all(row.startswith("Déjà") for row in read.train["text"])
 
 
+def test_lines_name_the_encoding_that_a_file_seems_to_have(tmp_path: Path) -> None:
+    text = "subject,body,queue,priority\n" + "".join(
+        f"Gerät {s(3)},beschädigt {s()},{'ab'[n % 2]},{'xyz'[n % 3]}\n" for n in range(24)
+    )
+    made = Shape("masked", lambda: {"a.csv": text.encode("cp1252")}, "", "", None, "")
+    with pytest.raises(RecipeError, match="line 2 is not utf-8") as refusal:
+        made.read(tmp_path, {})
+    for line in proposed_lines(refusal.value):
+        assert line["encoding"] == "windows-1252"
+        _, read = made.read(tmp_path, line)
+        assert "ä" in read.train["text"][0]
+
+
 def test_a_headers_refusal_reads_the_encoding(tmp_path: Path) -> None:
     text = "v1,v2\n" + "".join(f"{'ab'[n % 2]},Déjà {s()}\n" for n in range(24))
     made = Shape("masked", lambda: {"a.csv": text.encode("cp1252")}, "", "", None, "")

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKENS
-from recipe.data.files.part import OUTSIDE, TAG, Part, first_lines, open_text
+from recipe.data.files.part import OUTSIDE, TAG, Part
 from recipe.data.files.spool import spool_tables
+from recipe.data.files.text_files import first_lines, open_text
 from recipe.errors import DataError
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes", ".bmes")

@@ -26,17 +26,9 @@ from pyarrow import csv as arrow_csv
 from recipe import column_words
 from recipe.data.column_names import SPLIT_COLUMNS
 from recipe.data.files.conll import has_sentences
-from recipe.data.files.part import (
-    HeaderHint,
-    Part,
-    UnclearHeader,
-    first_lines,
-    is_number,
-    open_bytes,
-    open_text,
-    token_data,
-)
+from recipe.data.files.part import HeaderHint, Part, UnclearHeader, is_number, token_data
 from recipe.data.files.spool import spool_tables
+from recipe.data.files.text_files import first_lines, open_bytes, open_text
 from recipe.errors import DataError
 from recipe.spec import (
     IDENTIFIERS,

@@ -30,18 +30,16 @@ from recipe.data.column_names import TEXT, word_columns
 from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
-from recipe.data.files.part import (
-    HeaderHint,
-    Part,
+from recipe.data.files.part import HeaderHint, Part, usual_types
+from recipe.data.files.spool import Spool, spooled_column
+from recipe.data.files.text_files import (
     check_encoding,
     decoding_error,
     encoding_of,
     first_lines,
     open_bytes,
     open_text,
-    usual_types,
 )
-from recipe.data.files.spool import Spool, spooled_column
 from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
 

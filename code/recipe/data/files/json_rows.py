@@ -17,7 +17,8 @@ from recipe.data.column_names import TEXT, split_of
 from recipe.data.files import records
 from recipe.data.files.annotation_exports import is_task, plain_rows
 from recipe.data.files.ground_truth import label_manifest, manifest_rows
-from recipe.data.files.part import Part, open_text
+from recipe.data.files.part import Part
+from recipe.data.files.text_files import open_text
 from recipe.errors import DataError, join_names
 from recipe.spec import MESSAGES_NAMES, normalize_name
 from recipe.task_table import names_of_samples

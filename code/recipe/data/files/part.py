@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import dataclasses
-import gzip
-import io
-import itertools
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,111 +295,6 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def open_text(path: Path, encoding: str, newline: str = "") -> io.TextIOWrapper:
-    """Open a text file, which may be gzip's, and keep its line ends."""
-    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline=newline)
-
-
-def open_bytes(path: Path) -> io.BufferedReader:
-    """Open the bytes of a file, which may be gzip's."""
-    with path.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
-    # GzipFile has what TextIOWrapper and a reader need of a BufferedReader.
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
-
-
-def first_lines(path: Path, count: int) -> list[str]:
-    """Return the first lines of a text file; [] if it cannot be read as text."""
-    try:
-        with open_text(path, encoding_of(path)) as stream:
-            return list(itertools.islice(stream, count))
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return []
-
-
-_UTF8, _WESTERN, _NOT_ASCII, _RUN = "utf-8", "cp1252", re.compile(rb"[\x80-\xff]+"), 3
-_OTHERS = (
-    "gb18030 for Chinese, shift_jis for Japanese, euc-kr for Korean, windows-1251 for Russian, "
-    "windows-1250 for Polish and Czech, windows-1254 for Turkish."
-)
-_READ_AS = {"iso8859-1": _WESTERN, "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-"""Encodings by which others are read: as browsers do, since control characters of latin-1 are the
-quotes of windows-1252; and because Python's utf-16 needs a byte order mark."""
-_encoding: ContextVar[str | None] = ContextVar("_encoding", default=None)
-
-
-@contextlib.contextmanager
-def files_encoded(encoding: str | None) -> Iterator[None]:
-    """Read text files without a byte order mark by an encoding, by default UTF-8."""
-    before = _encoding.set(encoding)
-    try:
-        yield
-    finally:
-        _encoding.reset(before)
-
-
-def encoding_of(path: Path) -> str:
-    """Return the encoding of a file by its byte order mark, or the one of `files_encoded`."""
-    with open_bytes(path) as stream:
-        head = stream.read(4)
-    if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
-        return "utf-32"
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    name = codecs.lookup(_encoding.get() or _UTF8).name
-    if name == _UTF8 or head.startswith(codecs.BOM_UTF8):
-        return "utf-8-sig"
-    return _READ_AS.get(name, name)
-
-
-def check_encoding(path: Path, encoding: str) -> None:
-    """Raise DataError if an encoding that is given would read a file wrongly, without an error."""
-    if encoding in ("utf-8-sig", "utf-16", "utf-32"):  # the usual one, or by a byte order mark
-        return
-    with open_bytes(path) as stream:
-        has_zeros = b"\0" in stream.read(_CHUNK_BYTES)  # as the end of a line in UTF-16
-    is_wide, likely = encoding.startswith(("utf-16", "utf-32")), _likely_encoding(path)
-    if likely == _UTF8 or is_wide > has_zeros or encoding == _WESTERN != likely:
-        raise DataError(
-            f"{path} is not {encoding}, which the hyperparameter encoding names.",
-            f"Leave out encoding if all files are UTF-8, or give encoding={_OTHERS}",
-        )
-
-
-def _likely_encoding(path: Path) -> str:
-    """Return what most characters of a file that are not ASCII are: UTF-8, letters of western
-    languages, which stand alone or in pairs, or neither (an empty string)."""
-    utf8 = western = 0
-    with open_bytes(path) as stream:
-        for line in stream:
-            if not line.isascii():
-                text = line.decode(errors="replace")
-                utf8 += len(text) - len(text.encode("ascii", "ignore"))
-                utf8 -= 2 * text.count("\N{REPLACEMENT CHARACTER}")
-                runs = map(len, _NOT_ASCII.findall(line))
-                western += sum(length if length < _RUN else -length for length in runs)
-    return _UTF8 if utf8 > 0 else _WESTERN if western >= 0 else ""
-
-
-def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
-    """Return the error for a file that is not in that encoding, with its first invalid line."""
-    bad_line = 1
-    with open_bytes(path) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                line.decode(encoding)
-            except UnicodeDecodeError:
-                bad_line = number
-                break
-    remedy = "Most of it is: correct the line, or check that the upload is complete."
-    if encoding not in ("utf-16", "utf-32") and (likely := _likely_encoding(path)) != _UTF8:
-        usual = "windows-1252 for western languages, " if likely == _WESTERN != encoding else ""
-        remedy = f"Give encoding={usual}{_OTHERS}"
-    return DataError(
-        f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.", remedy
-    )
 
 
 def keep_rows(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:

@@ -27,7 +27,8 @@ from recipe.data.column_settings import (
 )
 from recipe.data.columns import ColumnSelection, select_columns
 from recipe.data.files import formats
-from recipe.data.files.part import DATE, Part, UnclearHeader, files_encoded, is_list, is_number
+from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
+from recipe.data.files.text_files import files_encoded
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
