@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
 from recipe.column_words import ANSWERS, words_of
+from recipe.data import class_checks, labels
 from recipe.data.column_names import MESSAGES, TOKEN_IDS
 from recipe.data.column_settings import is_flag, quote_value
 from recipe.data.columns import ColumnSelection
@@ -246,40 +248,65 @@ def check_labels(part: Part, column: str) -> None:
         )
 
 
-def one_label_column(part: Part, names: Sequence[str]) -> tuple[Part, str]:
-    """Replace columns of 0 and 1, one for each class, by one column of classes.
+def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -> tuple[Part, str]:
+    """Replace several columns of labels by one: columns of 0 and 1 are a class each; of others,
+    each value is a class `column: value`.
 
     Args:
         names: The columns of labels; a single one is returned unchanged.
 
     Returns:
-        The part, and the name of its column of labels.
+        The part, and the name of its column of labels: lists of classes, or one class if each row
+        has a single 1.
 
     Raises:
-        DataError: one of several columns holds other values.
+        DataError: One of several columns holds no classes, or numbers that are classes only if
+            problem_type says so.
     """
     if len(names) == 1:
         return part, names[0]
-    indicators = []
+    new, classes, codes = ",".join(names), list[str](), []
+    are_flags = all(is_flag(part, name) for name in names)
     for name in names:
         cells = part.table[name]
-        if not is_flag(part, name):
+        if are_flags:
+            true = pa.array(["1", "1.0", "true"])
+            is_true = pc.is_in(pc.utf8_lower(pc.cast(cells, pa.string())), true)
+            codes.append(np.where(is_true.to_numpy(), len(classes), -1))
+            classes.append(name)
+            continue
+        if pa.types.is_nested(cells.type):
             raise DataError(
-                f"label_column has value {','.join(names)!r}, but column {name!r} of {part.path} "
-                "holds other values than 0 and 1 (or true and false).",
-                "Name one column of classes, or columns of 0 and 1; missing_labels=-1 leaves out "
-                "rows with -1.",
+                f"label_column has value {new!r}, and column {name!r} of {part.path} holds lists.",
+                "Name one column of lists, or several without lists.",
             )
-        true = pc.is_in(pc.utf8_lower(pc.cast(cells, pa.string())), pa.array(["1", "1.0", "true"]))
-        indicators.append(true.to_numpy().astype(np.int8))
-    has = np.stack(indicators, axis=1)
-    counts = has.sum(axis=1)
-    numbers = pa.array(np.nonzero(has)[1], pa.int64())
+        if settings.problem_type != labels.SEVERAL and integers(part, name) is not None:
+            raise DataError(
+                f"label_column has value {new!r}, and column {name!r} of {part.path} holds "
+                "numbers.",
+                "Give problem_type=multi_label_classification if each number is a class, or name "
+                "one column; missing_labels=-1 leaves out rows with -1.",
+            )
+        class_checks.check_classes([part], name, part.table.num_rows, settings.missing_labels)
+        encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
+        numbers = encoded.indices.to_numpy(zero_copy_only=False)
+        firsts = part.select(np.unique(numbers, return_index=True)[1])
+        spelled = labels.LabelShape(problem=labels.SEVERAL).spell(firsts, name)
+        known = sorted({*itertools.chain(*spelled)})
+        ids = [len(classes) + known.index(*label) if label else -1 for label in spelled]
+        codes.append(np.array(ids)[numbers])
+        classes += [f"{name}: {label}" for label in known]
+    of_rows = np.stack(codes, axis=1)
+    numbers = pa.array(of_rows[of_rows >= 0], pa.int64())
+    counts = (of_rows >= 0).sum(axis=1)
     ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-    is_single = bool((counts == 1).all())
-    values = numbers if is_single else pa.ListArray.from_arrays(ends, numbers)
-    new = ",".join(names)
-    return part.with_column(new, values).named(new, names), new
+    if are_flags:
+        is_single = bool((counts == 1).all())
+        rows = numbers if is_single else pa.ListArray.from_arrays(ends, numbers)
+        return part.with_column(new, rows).named(new, names), new
+    # Other files may have other values.
+    written = pa.array(classes, pa.large_string()).take(numbers)
+    return part.with_column(new, pa.ListArray.from_arrays(ends, written)), new
 
 
 def integers(part: Part, column: str) -> set[int] | None:

@@ -388,7 +388,7 @@ def _label_settings(
     if not names or is_verdict or selection.form["label"].setting != "label_column":
         return {}
     if len(names) > 1:
-        values.one_label_column(part, names)
+        values.one_label_column(part, names, settings)
     column, missing = names[0], settings.missing_labels
     if is_list(part.table.schema.field(column).type) or settings.problem_type or len(names) > 1:
         return {}
