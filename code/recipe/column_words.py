@@ -135,6 +135,8 @@ OPINIONS = _ROLES["opinion"]
 """Last words of names of labels that say what a text says, or whole names."""
 LABELS = OPINIONS | _ROLES["label"]
 """Last words of names of labels, or whole names."""
+LABELLED = _ROLES["labelled"]
+"""Whole names of labels that mean nothing else: that word in other languages."""
 QUESTIONS = _ROLES["question"]
 """Names of questions and prompts."""
 ANSWERS = _ROLES["answer"]

@@ -151,6 +151,7 @@ def _labelled(
     if unlabelled := file.part.table.num_rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     part, label = values.one_label_column(part, names, settings)
+    part = values.listed_labels(part, label)
     rows, lacking = part.table.num_rows, []
     for column in texts:
         values.check_texts(part, column)

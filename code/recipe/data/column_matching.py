@@ -257,8 +257,9 @@ def _likelier(
 
 
 def is_label(name: str) -> bool:
-    """Return whether a column is called label."""
-    return normalize_name(name) in ("label", "labels")
+    """Return whether a column is called label, in any language."""
+    names = normalize_name(name), column_words.plain_word(name)
+    return not column_words.LABELLED.isdisjoint(names)
 
 
 @functools.cache

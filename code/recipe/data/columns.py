@@ -355,7 +355,8 @@ def _check_weak_names(
     for column in match.form.columns:
         name = selection.get(column.role) or ""
         known = itertools.chain(*known_names(column, codes, False))
-        is_similar = not column.is_repeated and normalize_name(name) not in known and bool(name)
+        is_known = normalize_name(name) in known or (column.role == "label" and is_label(name))
+        is_similar = not column.is_repeated and not is_known and bool(name)
         is_weak = normalize_name(name) in column.weak_names and not match.form.is_pair
         is_one_of_several = (
             column.is_target and (match.form.is_of_reports or is_weak) and name.lower() != "label"

@@ -54,6 +54,8 @@ _TURNS = "the texts of each list are turns, the user's first"
 _FIRST = "the first text of each list is learned"
 _JOINED = "the texts of each list are joined by spaces"
 """What lists of texts become: words, sentences or right answers, as only the user knows."""
+_SPACED_ITEMS = re.compile(r"['\"]\s+['\"]")
+"""What NumPy prints between the items of a list; Python would read them as one."""
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
@@ -229,23 +231,38 @@ def check_labels(part: Part, column: str) -> None:
         if isinstance(row, list) and any(isinstance(item, (list, dict)) for item in row):
             raise token_data(str(part.path), f"column {column!r} labels spans: {row[:1]}")
     if lists:
-        if part.format.startswith("json"):  # Label Studio's choices, for example
-            line = (
-                f'jq -c \'(if type == "array" then .[] else . end) | .["{column}"] |= (if type == '
-                '"object" then .choices elif type == "string" then [.] else . end)\' '
-                f"{part.path.name} > {part.path.stem}-rows.jsonl"
-            )
-        else:
-            line = (
-                f'python -c \'import ast, pandas; d = pandas.read_csv("{part.path.name}"); '
-                f'd["{column}"] = d["{column}"].map(ast.literal_eval); '
-                f'd.to_json("{part.path.stem}-rows.jsonl", orient="records", lines=True)\''
-            )
         raise DataError(
             f"Column {column!r} of {part.path} has lists or records written as strings, or in some "
             f"rows only, such as {str(lists[0])[:60]}.",
-            f"Write lists in all rows of a JSON Lines file, and remove this one: {line}",
+            'Write lists of classes in all rows, as JSON does: ["a", "b"].',
         )
+
+
+def listed_labels(part: Part, column: str) -> Part:
+    """Return a part whose labels are lists where all are written as such in strings, by JSON, by
+    Python or as Label Studio's choices, of which some may be a single one; others unchanged."""
+    cells = part.table[column]
+    if not is_string(cells.type):
+        return part
+    encoded = cells.combine_chunks().dictionary_encode()
+    lists: list[list[Any] | None] = []
+    has_choices = False
+    for text in encoded.dictionary.to_pylist():
+        parsed: Any = None if _SPACED_ITEMS.search(text) else container(text)
+        if isinstance(parsed, dict) and [*parsed] == ["choices"]:
+            parsed, has_choices = parsed["choices"], True
+        are_classes = isinstance(parsed, list) and all(isinstance(i, (str, int)) for i in parsed)
+        lists.append(parsed if are_classes else None)
+        if parsed is not None and not are_classes:
+            return part
+    if not any(lists) or not (has_choices or all(found is not None for found in lists)):
+        return part
+    pairs = zip(encoded.dictionary.to_pylist(), lists, strict=True)
+    rows = [[text] * bool(text.strip()) if found is None else found for text, found in pairs]
+    kinds = {type(item) for row in rows for item in row}
+    if len(kinds) > 1:
+        return part
+    return part.with_column(column, pa.array(rows).take(encoded.indices))
 
 
 def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -> tuple[Part, str]:

@@ -311,7 +311,7 @@ def _undecided(
     for task, error in errors.items():  # what no hyperparameter solves
         if error.is_final and _prefers(model, task):
             raise error
-    if not hyperparameters.named_columns:
+    if not hyperparameters.named_columns and model in _ENCODERS:
         proposals.check_lone_words(part)
     proposed = proposals.find(part, likely, hyperparameters, _works)
     shown = []

@@ -74,6 +74,10 @@ def outcome(folder: Path, model: str, argv: Mapping[str, str], monkeypatch: Any)
 
 
 @pytest.mark.parametrize(("model", "columns", "expected"), [
+    ("masked", "data:text, battery:class, camera:class, display:class, price:same", "? text-classification text=data label=battery+camera+display"),
+    ("masked", "title:text, company:word, description:text, data_science_job:flag", "? text-classification text=title text_pair=description label=data_science_job"),
+    ("masked", "tweet:text, odio:stars, neutral:stars, etiqueta:stars", "text-classification text=tweet label=etiqueta"),
+    ("masked", "complaint_text:text, cleaned_complaints:text, category:class", "? text-classification text=complaint_text label=category"),
     # Read at once.
     ("encoder", "Rezension:text, Stimmung:class", "text-classification text=Rezension label=Stimmung"),
     ("encoder", "本文:text, カテゴリ:class", "text-classification text=本文 label=カテゴリ"),

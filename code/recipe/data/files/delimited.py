@@ -453,8 +453,9 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     is_certain = has_texts and (bool(known & _LABELS) or _resemble(LABEL, names))
     words = {name.lower() for name in names}
     is_certain |= bool(words & column_words.QUESTIONS and words & column_words.ANSWERS)
+    is_certain |= len(known & _header_names()) > 1
     if has_header is False:
-        if is_certain or len(known & _header_names()) > 1:
+        if is_certain:
             raise DataError(
                 f"The first row of {path} names columns, and header=false is given.",
                 "Give all files such a row, and leave out header.",

@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe import column_words
 from recipe.column_words import TEXTS, split_name, words_of
 from recipe.data import values
-from recipe.data.column_matching import PAIRED
+from recipe.data.column_matching import PAIRED, is_label
 from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
 from recipe.data.column_settings import (
     holds_texts,
@@ -82,6 +82,8 @@ _FLAG, _SORT = 5, 3
 _NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
 """What `label_cost` adds for each of these."""
 _STATES = {"status", "state", "department"}
+_RATERS = {"annotator", "annotation", "coder", "model", "pred", "predicted", "prediction", "rater"}
+"""Words in names of columns by one of several people or models."""
 _LISTS_OF_WORDS = {"concept", "token", "word"}
 _LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
 """Last words of names of lists of strings that make a text, or a conversation."""
@@ -119,7 +121,10 @@ _COPIED = (
     }
 )
 """Words by which the names of two forms of a text differ."""
-_REWRITTEN = {"raw", "clean", "cleaned", "normalized", "normalised"}
+_REWRITTEN = {
+    *("raw", "clean", "cleaned", "normalized", "normalised", "processed", "preprocessed"),
+    *("lemmatized", "stemmed", "tokenized"),
+}
 """Words in names of texts that are rewritten, though what they say may describe others."""
 _PAIRING = (
     column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
@@ -165,17 +170,18 @@ Roles = Mapping[str, Sequence[str]]
 
 
 def rank_roles(
-    form: Form, looks: Mapping[str, str], settings: DataSettings
+    form: Form, looks: Mapping[str, str], alike: Sequence[Sequence[str]], settings: DataSettings
 ) -> Iterator[tuple[float, Roles]]:
     """Yield columns for the roles of a form, each with what they cost.
 
     Args:
         looks: What each column looks like, by `look_of`.
+        alike: Groups of columns of the same classes, by `alike_classes`.
     """
     choices: list[list[tuple[float, Sequence[str]]]] = []
     columns: list[Column] = []
     for column in form.columns:
-        scored = _candidates(column, form, looks, settings)
+        scored = _candidates(column, form, looks, alike, settings)
         if column.is_optional and not scored:
             continue
         choices.append(sorted(scored, key=lambda item: item[0])[:_MOST_CANDIDATES])
@@ -203,7 +209,11 @@ def rank_roles(
 
 
 def _candidates(
-    column: Column, form: Form, looks: Mapping[str, str], settings: DataSettings
+    column: Column,
+    form: Form,
+    looks: Mapping[str, str],
+    alike: Sequence[Sequence[str]],
+    settings: DataSettings,
 ) -> list[tuple[float, Sequence[str]]]:
     """Return the columns that can have a role, each with its cost."""
     if given := _given(column, settings):
@@ -246,6 +256,8 @@ def _candidates(
         is_few = opinion_count == 1 and len(flags) < _FEW_FLAGS
         is_other = is_other or (is_few and not are_numbered)
         scored.append((AKIN if is_other else -2, flags))
+    if column.is_list and column.is_target and not listed:
+        scored += [(-2, group) for group in alike]
     return scored
 
 
@@ -272,6 +284,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     labels, has_few = {"flag", "category", "grade"}, len(rest) + len(used) <= _FEW_COLUMNS
     may_be_label = any(map(names_target, unread)) or any(
         (looks[name] in labels and (has_few or not column_words.ends_in(name, _NO_LABELS)))
+        or (looks[name] == "flag" and not column_words.ends_in(name, column_words.RECORDS))
         or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
@@ -389,6 +402,8 @@ def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
         is_described = second[-1] in column_words.DESCRIBING
         others = {words_of(name)[-1] for name in names}
         return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
+    if len({*first, *second} & _REWRITTEN) == 1 and not {*first} & _REWRITTEN & {*second}:
+        return True  # one of two is rewritten
     asking = {*column_words.ASKING, "post"}
     is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
     more = {*first} ^ {*second}
@@ -481,20 +496,21 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
         return by_name - 5 if is_named else None
     if column.kind is CellKind.TEXTS or column.role in ("choices", "messages", "tokens", "tags"):
         return _list_cost(column, name, look, by_name)
-    is_label = column.is_target and column.kind is not CellKind.TEXT
+    is_target = column.is_target and column.kind is not CellKind.TEXT
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
         normalize_name, SPLIT_COLUMNS
     )
     if is_split or _describes(name, look):
         if is_named:
             return by_name if look != "nothing" else None
-        may_be_label = is_label and look == "category" and not is_split and not is_identifier(name)
-        return by_name + _DESCRIBED if may_be_label else None
+        is_class = is_target and look in ("category", "flag")
+        is_class = is_class and not is_split and not is_identifier(name)
+        return by_name + _DESCRIBED if is_class else None
     if column.role == "answers" and look == "records" and by_name > RELATED:
         return None
     if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
         return by_name if by_name <= RELATED and look != "text" else None
-    kind = column.role if column.role in ("answers", "score") else "label" if is_label else "text"
+    kind = column.role if column.role in ("answers", "score") else "label" if is_target else "text"
     if column.role == "answer" and by_name > AKIN and not name.startswith(_NO_HEADER):
         return None
     if kind == "score" and by_name == LISTED:
@@ -514,7 +530,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             return None
     if look == "list" and column.setting == PAIRED and by_name > NAMED:
         return None  # several labels, rather than passages
-    if look == "list" and by_name > RELATED and not (is_label and name.endswith(".responses")):
+    if look == "list" and by_name > RELATED and not (is_target and name.endswith(".responses")):
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF
@@ -609,6 +625,8 @@ def _name_cost(column: Column, name: str) -> int:
         column.is_repeated and key != name_stem(name) in listed
     ):
         return SIMILAR if key in map(normalize_name, column.weak_names) else LISTED
+    if column.role == "label" and is_label(name):
+        return LISTED
     words = words_of(name)
     if key in map(normalize_name, column.names_of_task) and not column.is_numbered:
         return OF_TASK
@@ -640,6 +658,29 @@ def find_listed(column: Column, names: Sequence[str]) -> list[str]:
     """Return the columns that have a role by their names, if the task is given."""
     best = min((_name_cost(column, name) for name in names), default=UNKNOWN)
     return [name for name in names if _name_cost(column, name) == best <= OF_TASK]
+
+
+def alike_classes(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return the groups of at least three columns that have the same classes, as opinions on
+    several aspects of a text have, without those of several annotators or models."""
+    groups: list[tuple[set[object], list[str]]] = []
+    for name, look in looks.items():
+        is_rated = not _RATERS.isdisjoint(split_name(name)) or _describes(name, look)
+        if look != "category" or is_rated or name_stem(name) != normalize_name(name):
+            continue
+        classes = {*sample_cells(part, name)}
+        for known, group in groups:
+            if len(known & classes) * 2 > len(known | classes):
+                known |= classes
+                group.append(name)
+                break
+        else:
+            groups.append((classes, [name]))
+    large = [(known, group) for known, group in groups if len(group) > 2 and len(known) > 1]
+    for known, group in large:
+        group += [n for n, look in looks.items() if look in ("category", "constant")
+                  and n not in group and known.issuperset(sample_cells(part, n))]  # fmt: skip
+    return [sorted(group, key=[*looks].index) for _, group in large]
 
 
 def look_of(part: Part, name: str) -> str:

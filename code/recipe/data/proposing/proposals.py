@@ -32,6 +32,7 @@ from recipe.data.files.text_files import files_encoded
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
+    alike_classes,
     are_numbers,
     are_translations,
     find_listed,
@@ -118,6 +119,7 @@ def find(
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
+    alike = alike_classes(part, looks)
     ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
     preferring = dataclasses.replace(settings, columns=settings.columns or _preferred(names))
     ways = {**tasks}
@@ -130,7 +132,7 @@ def find(
             pairs = (pair for pair in form.pairs if known.issuperset(map(normalize_name, pair)))
             form = next(map(form.with_pair, pairs), form)
             given = preferring if "chosen" in form.roles else settings
-            for cost, roles in rank_roles(form, looks, given):
+            for cost, roles in rank_roles(form, looks, alike, given):
                 key = task, *sorted((role, *names) for role, names in roles.items())
                 texts = [names[0] for names in roles.values()]
                 if task == "translation" and are_translations(*texts[:2]):
@@ -331,6 +333,8 @@ def _names_columns(part: Part) -> bool:
     is_name = True
     for name in part.table.column_names:
         first, *others = [str(cell or "") for cell in part.table[name].slice(0, 200).to_pylist()]
+        if others.count(first) > 1 and first.strip():
+            return False  # a value of other rows
         if first.rstrip()[-1:] in (".", "!", "。") and " " in first:
             return False  # a sentence
         filled = [cell for cell in others if cell] or [""]
@@ -390,6 +394,7 @@ def _label_settings(
     if len(names) > 1:
         values.one_label_column(part, names, settings)
     column, missing = names[0], settings.missing_labels
+    part = values.listed_labels(part, column)
     if is_list(part.table.schema.field(column).type) or settings.problem_type or len(names) > 1:
         return {}
     line = {}
@@ -482,6 +487,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
             if column.kind is CellKind.TEXT and not column.is_repeated:
                 values.check_texts(part, name)
             elif column.role == "label":
+                part = values.listed_labels(part, name)
                 values.check_labels(part, name)
                 if is_list(part.table.schema.field(name).type):
                     continue
