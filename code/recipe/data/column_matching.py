@@ -250,7 +250,7 @@ def _likelier(
         names = [name for name in names if name not in others] or names
         names = [name for name in names if words_of(name)[0] not in column_words.DATES] or names
     if role == "label" and (exact := [name for name in names if is_label(name)]):
-        same = [name for name in names if words_of(name)[-1] == "label"]
+        same = [name for name in names if words_of(name)[-1] in column_words.LABELLED]
         names = exact if len(same) == len(exact) else names
     described = column_words.METADATA | column_words.STATES | column_words.RECORDS
     return [name for name in names if not column_words.ends_in(name, described)] or names

@@ -394,7 +394,8 @@ def _check_weak_names(
                 and other not in others
             ]
         elif column.role == "label" and is_label(name):
-            others += [o for o in free if words_of(o)[-1] == "label" != words_of(o)[0]]
+            others += [o for o in free if words_of(o)[-1] in column_words.LABELLED
+                       and words_of(o)[0] not in column_words.LABELLED]  # fmt: skip
         elif column.is_target and "rejected" not in selection:  # whose answers have scores
             others += [o for o in free if _says_another(name, o) and o not in others]
         if is_similar or is_one_of_several:
