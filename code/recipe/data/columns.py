@@ -397,7 +397,14 @@ def _check_weak_names(
             others += [o for o in free if words_of(o)[-1] in column_words.LABELLED
                        and words_of(o)[0] not in column_words.LABELLED]  # fmt: skip
         elif column.is_target and "rejected" not in selection:  # whose answers have scores
-            others += [o for o in free if _says_another(name, o) and o not in others]
+            is_one = column.role == "label" and is_flag(part, name)  # maybe of several
+            aside = column_words.RECORDS | column_words.METADATA
+            others += [
+                other
+                for other in free
+                if _says_another(name, other)
+                or (is_one and is_flag(part, other) and not column_words.ends_in(other, aside))
+            ]
         if is_similar or is_one_of_several:
             described = column_words.METADATA | column_words.STATES | column_words.RECORDS
             is_question = column_words.ends_in(name, column_words.QUESTIONS - column_words.TEXTS)

@@ -34,6 +34,7 @@ from recipe.spec import (
     IDENTIFIERS,
     LABEL_IS_ABOUT,
     PARTS_OF_SAMPLES,
+    SCORE_NAMES,
     CellKind,
     Column,
     Form,
@@ -247,8 +248,9 @@ def _candidates(
             for cost, (name,) in scored
         ]
     are_marked = len({words_of(name)[0] in column.marks for name in flags}) == 1
-    if column.is_list and column.is_target and len(flags) > 1 and are_marked and not listed:
-        is_other = any(look != "flag" and _name_cost(column, name) == SIMILAR
+    others = [name for name in listed if looks[name] != "flag"]
+    if column.is_list and column.is_target and len(flags) > 1 and are_marked:
+        is_other = bool(others) or any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
         opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
         firsts = {_HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
@@ -285,6 +287,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     may_be_label = any(map(names_target, unread)) or any(
         (looks[name] in labels and (has_few or not column_words.ends_in(name, _NO_LABELS)))
         or (looks[name] == "flag" and not column_words.ends_in(name, column_words.RECORDS))
+        or (looks[name] in ("number", "grade") and words_of(name)[-1] in SCORE_NAMES)
         or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
         for name in unread
     )
@@ -351,7 +354,7 @@ def _cost_of_texts(
             column_words.ends_in(name, _ASIDE) and not _asks(name) for name in texts
         )
         replies = [name for name in texts[:1] if column_words.ANSWERS & {*words_of(name)}]
-        cost += _HALF * (is_lone and replies != [] and len(others) > 0)
+        cost += 2 * _HALF * (is_lone and replies != [] and len(others) > 0)
     if is_lone and asking and others and (is_asked or asking & {*others}):
         cost += 2 * _HALF
     if is_lone and words_of(texts[0])[-1] in column_words.HEADINGS:
@@ -530,7 +533,8 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
             return None
     if look == "list" and column.setting == PAIRED and by_name > NAMED:
         return None  # several labels, rather than passages
-    if look == "list" and by_name > RELATED and not (is_target and name.endswith(".responses")):
+    is_response = is_target and name.endswith(".responses")
+    if look == "list" and by_name > (AKIN if is_target else RELATED) and not is_response:
         return None
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF
@@ -583,7 +587,8 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
     ):
         return None
     is_target = by_name > RELATED and (
-        names_target(name) or (look != "text" and column_words.ends_in(name, column_words.LABELS))
+        (names_target(name) and not (look == "text" and words & column_words.ANSWERS))
+        or (look != "text" and column_words.ends_in(name, column_words.LABELS))
     )
     if is_target or (
         column.role == "input" and not column_words.ends_in(name, column_words.CONTEXTS)
@@ -706,6 +711,9 @@ def look_of(part: Part, name: str) -> str:
         return ("grade" if is_grade else "number") if are_numbers(cells) else "nothing"
     parsed = values.container(texts[0])
     if isinstance(parsed, list):
+        first = parsed[0] if parsed else None
+        if isinstance(first, (list, tuple)) and [*map(type, first)] == [int, int, str]:
+            return "spans"
         return "records" if parsed and isinstance(parsed[0], dict) else "list"
     if is_category(part, name):
         splits = {*map(split_of, {*texts})}

@@ -485,7 +485,8 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 conversations.read_conversation(part, 0, cells[0], name)
                 continue
             if column.kind is CellKind.TEXT and not column.is_repeated:
-                values.check_texts(part, name)
+                if not column.is_target:  # JSON may be written
+                    values.check_texts(part, name)
             elif column.role == "label":
                 part = values.listed_labels(part, name)
                 values.check_labels(part, name)
