@@ -12,18 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from recipe import task_table
+from recipe import column_words, task_table
 from recipe.data import columns
 from recipe.data.column_names import word_columns
-from recipe.data.column_settings import ColumnsError, named_settings, show_examples
+from recipe.data.column_settings import (
+    ColumnsError,
+    named_settings,
+    sample_cells,
+    show_examples,
+)
 from recipe.data.columns import ColumnSelection
 from recipe.data.exports import exported_rows, word_rows
 from recipe.data.files import formats
 from recipe.data.files.part import Part, UnclearHeader
 from recipe.data.files.text_files import WrongEncoding, files_encoded, first_lines
+from recipe.data.labels import is_fraction
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.proposing import proposals
+from recipe.data.reading import split_by_column
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
@@ -40,6 +47,7 @@ _LINES, _REPEATED = 60, 4
 if they are classes."""
 _LABELLED = re.compile(r"^[A-Z]{2,}:\w+\s|[.?!]@\w+\s*$")
 """How a line of TREC begins, and one of the Financial PhraseBank ends."""
+_TITLES = column_words.TITLES | column_words.HEADINGS
 _ENDINGS = {
     Model.DECODER: ("ForCausalLM", "LMHeadModel"),
     Model.MASKED: ("ForMaskedLM", "ForPreTraining"),
@@ -80,10 +88,11 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
         )
         configuration = source.with_access(hyperparameters).read_settings()
     model = model_of(configuration)
-    files: list[Path] = []
+    files, of_several = list[Path](), frozenset[Path]()
     with contextlib.suppress(DataError):  # loading the data raises it again
         data = layout.training_channels(channels, hyperparameters.trains)
-        files = layout.find(data).files["train"]
+        found = layout.find(data)
+        files, of_several = found.files["train"], found.unclear
     try:
         parts = (_read(path, hyperparameters) for path in files[:_FILES])
         part = next((part for part in parts if part is not None), None)
@@ -108,6 +117,9 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     sentence, _ = word_columns(part.table.column_names)
     if sentence is not None and sentence not in samples.table.column_names:  # gathered words
         possible = [task for task in possible if task == word_rows.TASK] or possible
+    if part.path in of_several:
+        named = {*hyperparameters.named_columns, *hyperparameters.ignored_columns}
+        split_by_column("", samples, is_unclear=True, named=named, notes=[])  # or refuse it
     is_known = bool(configuration.get("architectures"))
     return _choose(samples, possible, hyperparameters, model, is_known)
 
@@ -201,6 +213,8 @@ def _choose(
     ]
     general = len(chosen) == 1 and not _prefers(model, chosen[0])
     is_plain = general and _has_plain_label(selections[chosen[0]])
+    if len(chosen) == 1 and model is Model.ENCODER and _is_scored_pair(part, selections[chosen[0]]):
+        chosen = []  # its texts may be embedded
     if general and (model is Model.SEQ2SEQ or (model is Model.DECODER and not is_plain)):
         likely = {task: 0.0 for task in possible if _prefers(model, task)}
         if proposals.find(part, likely, hyperparameters, _works):
@@ -242,6 +256,16 @@ def _has_plain_label(selection: ColumnSelection) -> bool:
     """Return whether a column is called label, or has another name that means nothing else."""
     names = {*map(normalize_name, LABEL.names)} - {*LABEL.weak_names}
     return normalize_name(selection.get("label") or "") in names
+
+
+def _is_scored_pair(part: Part, selection: ColumnSelection) -> bool:
+    """Return whether two texts have a number with a fraction as their label, and none is the title
+    of the other one."""
+    if "text_pair" not in selection or "label" not in selection:
+        return False
+    if any(column_words.ends_in(selection[role], _TITLES) for role in ("text", "text_pair")):
+        return False
+    return any(is_fraction(str(cell)) for cell in sample_cells(part, selection["label"]))
 
 
 def _prefers(model: Model, task: str) -> bool:

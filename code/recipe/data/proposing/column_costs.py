@@ -124,9 +124,13 @@ _COPIED = (
 """Words by which the names of two forms of a text differ."""
 _REWRITTEN = {
     *("raw", "clean", "cleaned", "normalized", "normalised", "processed", "preprocessed"),
-    *("lemmatized", "stemmed", "tokenized"),
+    *("lemmatized", "stemmed", "tokenized", "final"),
 }
 """Words in names of texts that are rewritten, though what they say may describe others."""
+_CLEANED = {"clean", "cleaned", "processed", "preprocessed", "final"}
+"""Those of them in names of texts that were made to be learned."""
+_WHOLE = {"total", "overall"}
+"""Words in names of scores of a whole."""
 _PAIRING = (
     column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
 ) - {
@@ -336,6 +340,7 @@ def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> fl
     cost += _JUDGED * (is_class and column_words.ends_in(label, _OPINIONS))
     if all(column_words.REVIEWS.isdisjoint(words_of(text)) for text in texts):
         cost += _ROUTED * column_words.ends_in(label, column_words.ROUTING) + _ANSWER * is_answer
+    cost += _JUDGED * (not _WHOLE.isdisjoint(split_name(label)))
     return cost + _LATE * is_late
 
 
@@ -594,7 +599,10 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
         column.role == "input" and not column_words.ends_in(name, column_words.CONTEXTS)
     ):
         return None
-    fit += NAMED * (not words.isdisjoint(column_words.COPIES))
+    if column.role == "text" and not words.isdisjoint(_CLEANED):
+        fit -= 2 * NAMED
+    elif not words.isdisjoint(column_words.COPIES):
+        fit += NAMED
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
 
 

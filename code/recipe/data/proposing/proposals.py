@@ -69,6 +69,8 @@ _IS_TRANSLATION = 2
 """How much less a translation costs than another text written for a text in another language."""
 _TIE = 0.01
 """What orders ways that cost the same."""
+_GAPS, _MANY, _LOOKED_AT = 4, 0.2, 200
+"""What a column with many empty cells costs; the share of cells that is many, of the first ones."""
 _NEAR = 10
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
@@ -139,6 +141,11 @@ def find(
                     cost -= _IS_TRANSLATION
                 if key not in ranked or ranked[key][0] > cost + task_cost:
                     ranked[key] = cost + task_cost, spec, form, roles
+    gaps = {name for name in looks if _has_gaps(part, name)}
+    for way, (cost, spec, form, roles) in ranked.items():
+        needed = {names[0] for role, names in roles.items()
+                  if len(names) == 1 and not form[role].is_optional}  # fmt: skip
+        ranked[way] = cost + _GAPS * len(needed & gaps), spec, form, roles
     _rank_labels(ranked, looks)
     proposed: dict[object, Proposal] = {
         proposal.line(True): proposal
@@ -161,6 +168,12 @@ def find(
         if len(proposed) >= MOST:
             break
     return list(proposed.values())[:MOST]
+
+
+def _has_gaps(part: Part, name: str) -> bool:
+    """Return whether many of the first cells of a column are empty."""
+    cells = part.table[name].slice(0, _LOOKED_AT).to_pylist()
+    return sum(cell in (None, "") for cell in cells) > len(cells) * _MANY
 
 
 def _rank_labels(
