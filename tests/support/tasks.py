@@ -127,6 +127,10 @@ def _marked(drawn: random.Random) -> Row:
     return {"text": _text(drawn), "label": drawn.randrange(7) / 2}
 
 
+def _rated(drawn: random.Random) -> Row:
+    return {"text": _text(drawn), "valence": drawn.randrange(7) / 2, "arousal": drawn.randrange(9)}
+
+
 def _tagged(drawn: random.Random) -> Row:
     tags = {"paris": "B-LOC", "anna": "B-PER", "film": "B-MISC"}
     words = [*_words(drawn), "paris"]
@@ -291,6 +295,9 @@ CASES = {
     **JOBS,
     "pairs": replace(_CLASSES, row=_paired),
     "numbers": replace(_CLASSES, row=_marked, hyperparameters={"problem_type": "regression"}),
+    "several numbers": replace(
+        _CLASSES, row=_rated, hyperparameters={"label_column": "valence,arousal"}
+    ),
     "ranks of lists": replace(JOBS["reranking"], hyperparameters={"listwise": "True"}),
     "completions of gpt2": replace(_TEXTS, model=_gpt2),
     **{

@@ -27,7 +27,7 @@ from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
-from recipe.data.reading import ReadFile, describe_files, read_columns
+from recipe.data.reading import ChannelFiles, ReadFile, describe_files, read_columns
 from recipe.errors import DataError, join_names
 from recipe.settings import DataSettings
 from recipe.task_table import TASKS
@@ -42,7 +42,8 @@ class Splits(DataSets):
     """Data sets with the columns `text` (or `input_ids`, if it came tokenized) and `label`, and
     `text_pair` for pairs.
 
-    A label is a class id, a float, or a float (0 or 1) for each class, as `labels.problem` says.
+    A label is a class id, a float (or one for each column of numbers), or a float (0 or 1) for each
+    class, as `labels.problem` says.
     """
 
     labels: Labels
@@ -54,6 +55,11 @@ _KINDS = {
     labels.NUMBER: pa.float32(),
 }
 """What the labels of each problem are in a table."""
+
+
+def _kind(known: Labels) -> pa.DataType:
+    kind = _KINDS[known.problem]
+    return pa.list_(kind) if known.problem == labels.NUMBER and len(known.names) > 1 else kind
 
 
 def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
@@ -70,26 +76,30 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
     )
     inputs = {role: reading.columns[role] for role in (TEXT, PAIR, TOKEN_IDS)
               if role in reading.columns}  # fmt: skip
-    label = ",".join(reading.columns.columns[LABEL])
+    names = reading.columns.columns[LABEL]
+    label = ",".join(names)
+    settings = _with_problem(reading, names, settings, hosts)
+    columns = names if settings.problem_type == labels.NUMBER and len(names) > 1 else ()
+    distinct = extreme_numbers if columns else distinct_labels
     with hosts.together():
         read = reading.converted(
             functools.partial(_labelled, texts=inputs.values(), settings=settings, notes=notes)
         )
     of_hosts = hosts.gather([
-        (distinct_labels(part, label), part.table.num_rows, _empty_labels(part, label))
+        (distinct(part, label), part.table.num_rows, _empty_labels(part, label))
         for part in read.get("train", ())
     ])  # fmt: skip
     trained, rows, empty = zip(*itertools.chain(*of_hosts), strict=True)
     missing, trains, rows_of_all = settings.missing_labels, settings.trains, sum(rows)
     shape = labels.shape_of(
-        trained, label, settings.label_separator, settings.problem_type, missing
+        trained, label, settings.label_separator, settings.problem_type, missing, columns
     )
     if trains and settings.problem_type is None and settings.class_names is None:
         class_checks.CHECKS[shape.problem](trained, label, rows_of_all, missing)
     for part, count, total in zip(trained, empty, rows, strict=True):
         shape.check_filled(part, label, count, total)
     spelled = [row_label for part in trained for row_label in shape.spell(part, label)]
-    known = labels.classes(trained[0], label, spelled, shape.problem, rows_of_all, trains)
+    known = labels.classes(trained[0], label, spelled, shape, rows_of_all, trains)
     written = known
     if settings.class_names is not None and settings.problem_type != labels.NUMBER:
         written, known = labels.name_codes(trained, label, known, settings.class_names)
@@ -102,7 +112,7 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         for split in splits - built.keys():  # its rows are all on other hosts
             kinds = {TOKEN_IDS: pa.large_list(pa.int64())}
             fields = [(role, kinds.get(role, pa.large_string())) for role in inputs]
-            schema = pa.schema([*fields, (LABEL, _KINDS[known.problem])])
+            schema = pa.schema([*fields, (LABEL, _kind(known))])
             built[split] = data_set([schema.empty_table()])
     findings = [
         describe_files(
@@ -166,8 +176,26 @@ def _labelled(
             f"{part.path} has no text in any row of {shown}.",
             "Name the column of the texts by text_column.",
         )
-    values.check_labels(part, label)
+    for name in names if settings.problem_type == labels.NUMBER else [label]:
+        values.check_labels(part, name)
     return part
+
+
+def _with_problem(
+    reading: ChannelFiles, names: Sequence[str], settings: DataSettings, hosts: Hosts
+) -> DataSettings:
+    """Return settings that say whether several columns of labels hold numbers, as they do if they
+    hold nothing else and one has fractions."""
+    if len(names) < 2 or settings.problem_type or settings.class_names is not None:
+        return settings
+    parts = [file.part for file in reading.files_of("train")]
+    kinds = [values.kinds_of_labels(part, names, settings) for part in parts]
+    if set().union(*hosts.gather(set().union(*kinds))) != {values.FRACTIONS}:
+        return settings
+    with hosts.together():
+        for name in names if settings.trains else ():
+            class_checks.check_numbers(parts, name, 0)
+    return dataclasses.replace(settings, problem_type=labels.NUMBER)
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
@@ -176,14 +204,16 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
     of_hosts = join_names([f"{name} {count}" for name, count in rows.items()])
     lines = [f"sharded: training rows of each host: {of_hosts}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
-        ranges = hosts.gather(
-            (train_labels.min(), train_labels.max(), float(train_labels.sum()))
-            if len(train_labels)
-            else None
-        )
-        least, most, sums = zip(*filter(None, ranges), strict=True)
-        mean = sum(sums) / sum(rows.values())
-        lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
+        columns = train_labels.reshape(-1, len(known.names)).T
+        for name, numbers in zip(known.names, columns, strict=True):
+            ranges = hosts.gather(
+                (numbers.min(), numbers.max(), float(numbers.sum())) if len(numbers) else None
+            )
+            least, most, sums = zip(*filter(None, ranges), strict=True)
+            mean = sum(sums) / sum(rows.values())
+            what = "label" if len(columns) == 1 else name
+            span = f"from {min(least):g} to {max(most):g}"
+            lines.append(f"{what}: a number {span}, {mean:.3g} on average")
         return lines
     counts: Counter[str] = Counter()
     for host_counts in hosts.gather(rows_of_classes(known, train_labels)):
@@ -241,7 +271,7 @@ def encoded(
     split: str, part: Part, column: str, shape: LabelShape, known: Labels
 ) -> pa.ChunkedArray:
     """Return the labels of all rows, encoded some rows at a time to keep few Python objects."""
-    kind = _KINDS[known.problem]
+    kind = _kind(known)
 
     only = dataclasses.replace(part, table=part.table.select([column]))
 
@@ -305,6 +335,16 @@ def distinct_labels(part: Part, column: str) -> Part:
             known.add(cell)
             rows.append(first + index)
             has_fraction = has_fraction or labels.is_fraction(str(cell))
+    return dataclasses.replace(part, table=part.table.select([column])).select(rows)
+
+
+def extreme_numbers(part: Part, column: str) -> Part:
+    """Return the rows with the least and the largest number of each column, in lists of these."""
+    cells = part.table[column].combine_chunks()
+    if not len(cells):
+        return part
+    numbers = cells.flatten().to_numpy().reshape(len(cells), -1)
+    rows = np.union1d(numbers.argmin(axis=0), numbers.argmax(axis=0))
     return dataclasses.replace(part, table=part.table.select([column])).select(rows)
 
 

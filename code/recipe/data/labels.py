@@ -1,4 +1,4 @@
-"""Labels: one class, several classes or a number for each row; class names and their order."""
+"""Labels: one class, several classes, or numbers for each row; class names and their order."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SINGLE, SEVERAL, NUMBER = PROBLEMS
 
 @dataclass(frozen=True)
 class Labels:
-    """The names of the classes; a class's id is its position. For numbers, the column's name."""
+    """The names of the classes; a class's id is its position. For numbers, the columns' names."""
 
     names: tuple[str, ...]
     problem: str = SINGLE
 
     def encode(self, label: Any) -> int | float | list[float]:
-        """Encode a label of `LabelShape.spell`: a class id, 0 or 1 for each class, or a number."""
+        """Encode a label of `LabelShape.spell`: a class id, 0 or 1 for each class, or numbers."""
         if self.problem == SINGLE:
             return self.ids[label]
         return label if self.problem == NUMBER else [float(name in label) for name in self.names]
@@ -57,7 +57,10 @@ class Labels:
         if self.problem == SINGLE:
             return str(self.names[encoded])
         if self.problem == NUMBER:
-            return f"{encoded:g}"
+            if len(self.names) == 1:
+                return f"{encoded:g}"
+            pairs = zip(self.names, encoded, strict=True)
+            return ", ".join(f"{name} {number:g}" for name, number in pairs)
         pairs = zip(self.names, encoded, strict=True)
         return ", ".join(name for name, has in pairs if has) or "(none)"
 
@@ -78,6 +81,8 @@ class LabelShape:
     """Whether a row's list has 0 or 1 for each class, instead of its classes."""
     missing: str | None = None
     """The hyperparameter missing_labels, for messages."""
+    columns: Sequence[str] = ()
+    """The columns of numbers, if there are several: the label column has a list for each row."""
 
     def check_filled(
         self, part: Part, column: str, empty: int | None = None, rows: int | None = None
@@ -105,12 +110,15 @@ class LabelShape:
         )
 
     def spell(self, part: Part, column: str) -> list[Any]:
-        """Return the label of each row: the name of its class, a tuple of names, or a float.
+        """Return the label of each row: the name of its class, a tuple of names, or a float (a list
+        of floats if there are several columns of numbers).
 
         Raises:
             DataError: a row has no label, or an invalid one.
         """
-        values = part.table[column].to_pylist()
+        values: list[Any] = part.table[column].to_pylist()
+        if self.columns:
+            return values
         class_names = part.class_names.get(column)
         self.check_filled(part, column)
         if self.problem == SINGLE:
@@ -144,12 +152,16 @@ class LabelShape:
         return spelled
 
 
+_ONE_CLASS = LabelShape()
+
+
 def shape_of(
     parts: Sequence[Part],
     column: str,
     separator: str | None = None,
     problem: str | None = None,
     missing: str | None = None,
+    columns: Sequence[str] = (),
 ) -> LabelShape:
     """Return the encoding of the labels in a column of the training data.
 
@@ -160,9 +172,12 @@ def shape_of(
         separator: The hyperparameter label_separator.
         problem: The hyperparameter problem_type, which decides if it is given.
         missing: The hyperparameter missing_labels.
+        columns: The columns of numbers, if there are several.
     """
-    columns = [part.table[column] for part in parts]
-    nested = [cells for cells in columns if is_list(cells.type)]
+    if columns:
+        return LabelShape(problem=NUMBER, columns=columns)
+    all_cells = [part.table[column] for part in parts]
+    nested = [cells for cells in all_cells if is_list(cells.type)]
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for cells in nested for row in cells.to_pylist() if row is not None]
         width = len(rows[0]) if rows else 0
@@ -172,7 +187,7 @@ def shape_of(
     are_named = any(column in part.class_names for part in parts)
     values = {
         value
-        for cells in (() if problem or are_named else columns)
+        for cells in (() if problem or are_named else all_cells)
         for value in cells.unique().to_pylist()
         if value is not None
     }
@@ -266,7 +281,7 @@ def classes(
     part: Part,
     column: str,
     spelled: Sequence[Any],
-    problem: str = SINGLE,
+    shape: LabelShape = _ONE_CLASS,
     rows: int | None = None,
     trains: bool = True,
 ) -> Labels:
@@ -281,10 +296,13 @@ def classes(
         DataError: there is one class only, or nearly as many as rows; a class is written in two
             ways; or all numbers are equal.
     """
+    problem = shape.problem
     if problem == NUMBER:
-        if trains and len(set(spelled)) < 2:
-            raise DataError(f"Column {column!r} of {part.path} has the same number in every row.")
-        return Labels((column,), problem)
+        names = tuple(shape.columns) or (column,)
+        for index, name in enumerate(names):
+            if trains and len({row[index] if shape.columns else row for row in spelled}) < 2:
+                raise DataError(f"Column {name!r} of {part.path} has the same number in every row.")
+        return Labels(names, problem)
     counts = Counter(spelled if problem == SINGLE else itertools.chain(*spelled))
     if trains and len(counts) < 2:
         raise DataError(

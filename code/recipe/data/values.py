@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.settings import DataSettings
+from recipe.settings import DataSettings, split_values
 from recipe.spec import CellKind, Column
 from recipe.task_table import names_target
 
@@ -267,22 +268,24 @@ def listed_labels(part: Part, column: str) -> Part:
 
 def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -> tuple[Part, str]:
     """Replace several columns of labels by one: columns of 0 and 1 are a class each; of others,
-    each value is a class `column: value`.
+    each value is a class `column: value`, or a number by problem_type.
 
     Args:
         names: The columns of labels; a single one is returned unchanged.
 
     Returns:
-        The part, and the name of its column of labels: lists of classes, or one class if each row
-        has a single 1.
+        The part, and the name of its column of labels: lists of numbers or classes, or one class
+        if each row has a single 1.
 
     Raises:
-        DataError: One of several columns holds no classes, or numbers that are classes only if
+        DataError: One of several columns holds no classes, or what is a number or a class only if
             problem_type says so.
     """
     if len(names) == 1:
         return part, names[0]
     new, classes, codes = ",".join(names), list[str](), []
+    if settings.problem_type == labels.NUMBER:
+        return _with_numbers(part, names, new, settings.missing_labels), new
     are_flags = all(is_flag(part, name) for name in names)
     for name in names:
         cells = part.table[name]
@@ -301,8 +304,9 @@ def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -
             raise DataError(
                 f"label_column has value {new!r}, and column {name!r} of {part.path} holds "
                 "numbers.",
-                "Give problem_type=multi_label_classification if each number is a class, or name "
-                "one column; missing_labels=-1 leaves out rows with -1.",
+                "Give problem_type=regression to learn the numbers, problem_type="
+                "multi_label_classification if each number is a class, or name one column; "
+                "missing_labels=-1 leaves out rows with -1.",
             )
         class_checks.check_classes([part], name, part.table.num_rows, settings.missing_labels)
         encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
@@ -324,6 +328,40 @@ def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -
     # Other files may have other values.
     written = pa.array(classes, pa.large_string()).take(numbers)
     return part.with_column(new, pa.ListArray.from_arrays(ends, written)), new
+
+
+def _with_numbers(part: Part, names: Sequence[str], new: str, missing: str | None) -> Part:
+    """Return a part with lists of the numbers in several columns."""
+    shape, kind = labels.LabelShape(problem=labels.NUMBER, missing=missing), pa.list_(pa.float64())
+    for name in names:
+        shape.check_filled(part, name)
+
+    def rows() -> Iterator[list[tuple[float, ...]]]:
+        for first, batch in part.batches(names):
+            some = part.select(np.arange(first, first + batch.num_rows))
+            yield list(zip(*(shape.spell(some, name) for name in names), strict=True))
+
+    return part.with_column(new, spooled_column(kind, rows()))
+
+
+WORDS, FRACTIONS = "words", "fractions"
+
+
+def kinds_of_labels(part: Part, names: Sequence[str], settings: DataSettings) -> set[str]:
+    """Return what columns of labels hold besides whole numbers and marks of missing values."""
+    kinds = set[str]()
+    marks = {"", "None", *class_checks.MISSING, *split_values(settings.missing_labels)}
+    for name in names:
+        if name in part.class_names or pa.types.is_nested(part.table[name].type):
+            return {WORDS}
+        for _, batch in part.batches([name]):
+            texts = {str(cell).strip() for cell in batch[name].unique().to_pylist()} - marks
+            if not all(map(is_number, texts)):
+                return {WORDS}
+            if any(math.isfinite(value) and not value.is_integer() for value in map(float, texts)):
+                kinds.add(FRACTIONS)
+                break  # with which it cannot be a column of classes
+    return kinds
 
 
 def integers(part: Part, column: str) -> set[int] | None:

@@ -117,8 +117,11 @@ _MEANS = {
 def describe_classifier(labels: Labels, text_columns: Sequence[str]) -> About:
     """Describe a classifier of texts or, with two columns, of pairs."""
     names = ", ".join(f"`{name}`" for name in labels.names)
+    is_one = len(labels.names) == 1
     purpose = {
-        NUMBER: f"predict a number, {names}",
+        NUMBER: f"predict a number, {names}"
+        if is_one
+        else f"predict {len(labels.names)} numbers, {names} (in a pipeline by `top_k=None`)",
         SEVERAL: f"assign any of {len(labels.names)} labels to a text: {names}",
         SINGLE: f"classify texts by {len(labels.names)} labels: {names}",
     }[labels.problem]
@@ -132,7 +135,8 @@ def describe_classifier(labels: Labels, text_columns: Sequence[str]) -> About:
         title="Text pair classifier" if len(text_columns) == 2 else "Text classifier",
         pipeline="text-classification",
         purpose=purpose,
-        metrics=_MEANS[labels.problem],
+        metrics=_MEANS[labels.problem]
+        + " Scores are means over the numbers." * (labels.problem == NUMBER and not is_one),
         headline=("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss"),
     )
 

@@ -28,9 +28,9 @@ class Predictions(PredictedAnswers):
 
     labels: Labels
     outputs: Array
-    """[N, classes], or [N, 1] for a number."""
+    """[N, classes], or [N, numbers]."""
     true: Array
-    """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
+    """Class ids [N], 0 or 1 [N, classes], or numbers [N], of several columns [N, numbers]."""
     rows: Dataset
     """The data of the split."""
     columns: Sequence[str]
@@ -42,7 +42,7 @@ class Predictions(PredictedAnswers):
 
     @property
     def scores(self) -> Array:
-        """Return the probabilities [N, classes]; of a number, the number itself."""
+        """Return the probabilities [N, classes]; of numbers, these themselves."""
         outputs = self.outputs.astype(np.float64)
         if self.labels.problem == SEVERAL:
             return np.asarray(expit(outputs))
@@ -56,18 +56,20 @@ class Predictions(PredictedAnswers):
         if self.labels.problem == SINGLE:
             return np.asarray(self.outputs.argmax(axis=1))
         if self.labels.problem == NUMBER:
-            return self.outputs[:, 0]
+            return self.outputs if self.true.ndim > 1 else self.outputs[:, 0]
         return self.scores >= (0.5 if self.thresholds is None else self.thresholds)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield for each row its number, from 0, the prediction (the label with its probability,
-        several labels, or a number), and the true value."""
+        several labels, or numbers), and the true value."""
         names, problem = self.labels.names, self.labels.problem
         answers: Sequence[Array] = (self.predicted, self.scores, self.true)
         if problem == NUMBER:  # of 32 bits: 3.1 as it was written, not 3.0999999
             answers = [column.astype("f4").astype(str).astype("f8") for column in answers]
         triples = zip(*(column.tolist() for column in answers), strict=True)
         for row, (predicted, scores, true) in enumerate(triples):
+            if problem == NUMBER and len(names) > 1:
+                predicted, true = (dict(zip(names, one, strict=True)) for one in (predicted, true))
             if problem == NUMBER:
                 yield {"row": row, "value": predicted, "true": true}
             elif problem == SEVERAL:
@@ -97,9 +99,7 @@ class Predictions(PredictedAnswers):
         """Return a figure of all answers, the usual confusions, the scores of each class."""
         names, problem = self.labels.names, self.labels.problem
         if problem == NUMBER:
-            title = f"Predicted and true numbers, {self.split} data"
-            draw = functools.partial(figures.scatter, self.true, self.predicted)
-            return [Section(title=title, figure=draw)]
+            return self._numbers()
         if problem == SEVERAL:
             return [self._classes()]
         counts = confusion_matrix(self.true, self.predicted, labels=range(len(names)))
@@ -121,6 +121,24 @@ class Predictions(PredictedAnswers):
         sections.append(self._classes())
         return sections
 
+    def _numbers(self) -> list[Section]:
+        """Return a figure of each column of numbers; if there are several, also their scores."""
+        where = f"numbers, {self.split} data"
+        if self.true.ndim == 1:
+            draw = functools.partial(figures.scatter, self.true, self.predicted)
+            return [Section(title=f"Predicted and true {where}", figure=draw)]
+        drawn, rows = list[Section](), []
+        for name, *pair in zip(self.labels.names, self.true.T, self.predicted.T, strict=True):
+            true, predicted = pair
+            draw = functools.partial(figures.scatter, true, predicted)
+            drawn.append(Section(title=f"Predicted and true {where}: {name}", figure=draw))
+            varies = len(true) > 1 and min(map(np.ptp, pair)) > 0
+            pearson = float(np.corrcoef(true, predicted)[0, 1]) if varies else "none"
+            errors = np.square(predicted - true).mean(), true.var()
+            rows.append([name, *map(float, errors), pearson])
+        columns = ("number", "mse", "mse of answering the mean", "pearson")
+        return [Section(title=f"N{where[1:]}", columns=columns, rows=rows), *drawn]
+
     def _classes(self) -> Section:
         """Return a table with the scores of each class, the worst first."""
         names, is_set = self.labels.names, self.labels.problem == SEVERAL
@@ -138,7 +156,7 @@ class Predictions(PredictedAnswers):
 
     def mistakes(self, most: int) -> tuple[int, list[Mistake]]:
         """Return the wrong predictions, those of the highest confidence first; of numbers, those
-        that are farthest from the true ones."""
+        that are farthest from the true ones, by the farthest of several."""
         scores, problem = self.scores, self.labels.problem
         rows = np.arange(len(self.true))
         if problem == SINGLE:
@@ -150,7 +168,7 @@ class Predictions(PredictedAnswers):
             certainty = np.where(self.predicted, scores, 1 - scores)
             measures = np.where(differs, certainty, 0).max(axis=1)
         else:
-            measures = np.abs(self.predicted - self.true)
+            measures = np.abs(self.predicted - self.true).reshape(len(rows), -1).max(axis=1)
             wrong = measures > 0
         order = rows[wrong][np.argsort(-measures[wrong], kind="stable")][:most]
         columns = [self.rows.select(order)[column] for column in self.columns if self.rows]
@@ -175,7 +193,8 @@ class Predictions(PredictedAnswers):
             what = f"always answering {self.labels.names[int(counts.argmax())]!r}"
             return Baseline(what=what, score=float(counts.max() / counts.sum()))
         if self.labels.problem == NUMBER and score == "mse" and len(self.true):
-            return Baseline(what="always answering the mean", score=float(self.true.var()))
+            error = float(self.true.var(axis=0).mean())
+            return Baseline(what="always answering the mean", score=error)
         return None
 
     def never_predicted(self) -> list[str]:

@@ -45,9 +45,11 @@ class LabelLosses(Objective):
         """Probability [classes] from which each of several labels is predicted; None: 0.5."""
         self.last: tuple[Floats, Floats] | None = None
         """Outputs and labels of the last evaluation."""
+        self.are_numbers = False
+        """Whether the floats of a sample are numbers, not 0 or 1 for each class."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return sample_losses(logits, labels, smoothing)
+        return sample_losses(logits, labels, smoothing, self.are_numbers)
 
     def class_weights(
         self, requested: str | None, samples: Samples, model: PreTrainedModel
@@ -62,7 +64,8 @@ class LabelLosses(Objective):
 
     def score(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the scores of logits [N, classes] and class ids [N] or, with several labels for
-        each text, floats 0 or 1 [N, classes]; or of outputs [N, 1] and numbers [N]."""
+        each text, floats 0 or 1 [N, classes]; or of outputs [N, 1] and numbers [N], or both
+        [N, numbers]."""
         outputs = prediction.predictions
         # Some models return hidden states in addition to the logits.
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
@@ -72,6 +75,8 @@ class LabelLosses(Objective):
             return evaluation.score_classes(outputs.argmax(axis=-1), true)
         if true.ndim == 1:
             return evaluation.score_numbers(outputs[:, 0], true)
+        if self.are_numbers:
+            return evaluation.mean_scores(outputs, true)
         return evaluation.score_sets(outputs, true, self.thresholds)
 
 
@@ -155,7 +160,9 @@ class Classification(Task):
         )
 
 
-def sample_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def sample_losses(
+    logits: Tensor, labels: Tensor, smoothing: float = 0.0, are_numbers: bool = False
+) -> Tensor:
     """Return the losses [samples] in float32.
 
     Args:
@@ -163,11 +170,14 @@ def sample_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
         labels: Class ids [samples]; or floats: one target [samples] for each sample (mean squared
             error), or several [samples, labels] between 0 and 1 (binary cross-entropy).
         smoothing: Share of the target spread evenly over all classes; for class ids only.
+        are_numbers: Whether floats [samples, labels] are numbers (mean squared error).
     """
     logits = logits.float()
     if not torch.is_floating_point(labels):
         return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     if labels.dim() == 1:
         return (logits.squeeze(-1) - labels).square()
+    if are_numbers:
+        return (logits - labels).square().mean(dim=-1)
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     return losses.mean(dim=-1)

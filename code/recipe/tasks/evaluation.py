@@ -113,6 +113,12 @@ def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
     return scores
 
 
+def mean_scores(predicted: Floats, true: Floats) -> dict[str, float]:
+    """Return the means of the scores of several numbers [N, numbers]."""
+    columns = [score_numbers(*pair) for pair in zip(predicted.T, true.T, strict=True)]
+    return {name: float(np.mean([scores[name] for scores in columns])) for name in columns[0]}
+
+
 def exact_match(true: str, predicted: str) -> float:
     """Return 1 if two answers are equal, apart from case, articles and punctuation."""
     return float(_words(true) == _words(predicted))

@@ -29,6 +29,7 @@ from recipe.backend.engines.ctranslate import Forward
 from recipe.backend.engines.int8 import Int8Proof, Trial
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
+from recipe.data.labels import NUMBER, Labels
 from recipe.metrics import LOWER_IS_BETTER
 from recipe.models.sources.origin import Origin
 from recipe.plan.resolution import Plan
@@ -50,6 +51,8 @@ class _Evaluation:
     outputs: Any
     decisions: Sequence[Any]
     """The answer to each row; empty if answers are numbers or vectors."""
+    are_numbers: bool = False
+    """Whether outputs are numbers: each column is compared for itself."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ class _Int8Cost:
             pairs = zip(exact.decisions, quick.decisions, strict=True)
             return cls(metric, *scores, float(np.mean([one != two for one, two in pairs])), True)
         ours, theirs = (np.asarray(one.outputs, np.float64) for one in (quick, exact))
-        if ours.ndim == 1 or ours.shape[-1] == 1:
-            ours, theirs = ours.reshape(1, -1) - ours.mean(), theirs.reshape(1, -1) - theirs.mean()
+        if exact.are_numbers or ours.ndim == 1 or ours.shape[-1] == 1:
+            columns = ours.shape[-1] if exact.are_numbers else 1
+            ours, theirs = (one.reshape(-1, columns).T for one in (ours, theirs))
+            ours, theirs = (one - one.mean(axis=1, keepdims=True) for one in (ours, theirs))
         sizes = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
         # Groups may have fewer texts than there is room for.
         cosines = (ours * theirs).sum(-1)[sizes > 0] / sizes[sizes > 0]
@@ -120,7 +125,9 @@ class _Subject:
             if name in line
         ]
         scores = {key.removeprefix("eval_"): value for key, value in outcome.metrics.items()}
-        return _Evaluation(scores, outcome.predictions, decisions)
+        labels: Labels | None = getattr(self._task.data, "labels", None)
+        are_numbers = labels is not None and labels.problem == NUMBER
+        return _Evaluation(scores, outcome.predictions, decisions, are_numbers)
 
     def reset(self, forward: Forward | None) -> None:
         """Compute the encoder by `forward`, or by its own class if that is None."""

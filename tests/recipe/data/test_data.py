@@ -481,6 +481,58 @@ def test_numbers_without_fractions_in_one_of_two_files_are_numbers(tmp_path: Pat
     assert load({"train": tmp_path}).labels.problem == "regression"
 
 
+RATED = [{"text": f"text {n}", "valence": n % 4 / 2, "arousal": n % 3} for n in range(24)]
+
+
+def write_rated(path: Path, *changed: dict[str, Any]) -> dict[str, Path]:
+    path.mkdir()
+    (path / "train.jsonl").write_text("\n".join(map(json.dumps, [*RATED, *changed])))
+    return {"train": path}
+
+
+def test_columns_of_numbers_are_several_numbers(tmp_path: Path) -> None:
+    channels = write_rated(tmp_path / "train")
+    (tmp_path / "v.csv").write_text("text,valence,arousal\na,0,1\nb,1,1\n")  # as flags are
+    splits = load({**channels, "validation": tmp_path / "v.csv"}, label_column="valence,arousal")
+    assert splits.labels == labels.Labels(("valence", "arousal"), "regression")
+    assert splits.train["label"][:][:3] == [[0.0, 0.0], [0.5, 1.0], [1.0, 2.0]]
+    assert splits.evaluation["label"][:] == [[0.0, 1.0], [1.0, 1.0]]
+    notes = "\n".join(splits.notes)
+    assert "valence: a number from 0 to 1.5, 0.75 on average" in notes
+    assert "arousal: a number from 0 to 2, 1 on average" in notes
+    # The order of the hyperparameter is that of the outputs.
+    assert load(channels, label_column="arousal,valence").labels.names == ("arousal", "valence")
+
+
+@pytest.mark.parametrize(
+    ("changed", "given", "message"),
+    [
+        ({"arousal": None}, {}, r"1 of 25 rows has no label in column 'arousal'.* line 25"),
+        ({"arousal": "NA"}, {}, r"line 25 has 'NA' in column 'arousal', and other rows have numbers"),
+        ({"valence": "inf"}, {}, r"line 25 has 'inf' in column 'valence'"),
+        ({"arousal": "loud"}, {"problem_type": "regression"}, r"line 25 has 'loud' in column 'arousal'"),
+        ({"arousal": [1]}, {"problem_type": "regression"}, r"in column 'arousal'"),
+    ],
+)  # fmt: skip
+def test_a_row_without_one_of_its_numbers_is_refused(
+    changed: dict[str, Any], given: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    row = {"text": "last", "valence": 0.5, "arousal": 1, **changed}
+    channels = write_rated(tmp_path / "train", row)
+    with pytest.raises(DataError, match=message):
+        load(channels, label_column="valence,arousal", **given)
+    if changed in ({"arousal": None}, {"arousal": "NA"}):
+        left = load(channels, label_column="valence,arousal", missing_labels="empty,NA")
+        assert len(left.train) + len(left.evaluation) == 24
+
+
+def test_a_column_of_one_number_beside_another_is_refused(tmp_path: Path) -> None:
+    rows = [{**row, "arousal": 2} for row in RATED]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"'arousal' of .* has the same number in every row"):
+        load({"train": tmp_path / "a.jsonl"}, label_column="valence,arousal")
+
+
 def test_a_separator_makes_several_labels_of_one_cell(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "one,a; b\ntwo,b\nthree,\n" * 5)
     splits = load({"train": tmp_path}, label_separator=";")

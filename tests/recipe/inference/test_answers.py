@@ -89,6 +89,11 @@ FEATURES = [
         {"num_labels": 1, "problem_type": "regression"}, CLASSIFIED[:8],
     ), id="a number"),
     pytest.param((
+        "text-classification", "BertForSequenceClassification",
+        {"id2label": LABELS, "problem_type": "regression"},
+        [body for body in CLASSIFIED if {"top_k", "return_all_scores"} & (body.get("parameters") or {}).keys()],
+    ), id="several numbers"),
+    pytest.param((
         "text-classification", "GPT2ForSequenceClassification", {"id2label": LABELS}, CLASSIFIED[:8],
     ), id="without padding"),
     pytest.param(("token-classification", "BertForTokenClassification", {"id2label": TAGS}, TAGGED), id="entities"),

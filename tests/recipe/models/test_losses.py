@@ -20,6 +20,16 @@ def test_smoothing_gives_a_share_of_the_target_to_all_classes() -> None:
     torch.testing.assert_close(classifiers.sample_losses(logits, labels, smoothing=0.3), expected)
 
 
+def test_the_loss_of_several_numbers_is_that_of_transformers() -> None:
+    logits, numbers = (
+        torch.tensor([[2.0, 0.0], [0.5, 3.0]]),
+        torch.tensor([[1.0, 9.0], [-2.0, 3.5]]),
+    )
+    losses = classifiers.sample_losses(logits, numbers, are_numbers=True)
+    assert losses.shape == (2,)
+    torch.testing.assert_close(losses.mean(), torch.nn.MSELoss()(logits, numbers))
+
+
 def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:
     weights = [1.0, 5.0, 0.0]
     results = {}

@@ -158,6 +158,7 @@ def test_the_worst_mistake_comes_first_and_is_shown_as_text(
     [
         (Labels(("a", "b"), SEVERAL), np.array([[1.0, 0.0], [0.0, 0.0]])),
         (Labels(("stars",), NUMBER), np.array([3.1, -3.0], np.float32)),
+        (Labels(("good", "loud"), NUMBER), np.array([[3.1, -2.0], [-3.0, 3.0]], np.float32)),
     ],
 )
 @pytest.mark.usefixtures("undrawn")
@@ -175,10 +176,19 @@ def test_sets_of_labels_and_numbers_have_reports_too(
     page = report.write(material(given), tmp_path).read_text()
     assert "confusion" not in words(page).lower()
     drawn = [section for section in given.sections() if section.figure]
-    assert len(drawn) == (labels.problem == NUMBER)
+    assert len(drawn) == (labels.problem == NUMBER) * len(labels.names)
     assert given.mistakes(9)[1][0].text == "second"
     if labels.problem == NUMBER:
-        assert [line["true"] for line in given.lines()] == [3.1, -3.0]
+        first, second = (line["true"] for line in given.lines())
+        if len(labels.names) == 1:
+            assert (first, second) == (3.1, -3.0)
+            return
+        assert (first, second) == ({"good": 3.1, "loud": -2.0}, {"good": -3.0, "loud": 3.0})
+        assert given.mistakes(9)[1][0].true == "good -3, loud 3"
+        rows = next(section.rows for section in given.sections() if section.rows)
+        assert rows[0] == ["good", pytest.approx(18.605), pytest.approx(9.3025), pytest.approx(-1)]
+        base = given.baseline("mse")
+        assert base is not None and base.score == pytest.approx((9.3025 + 6.25) / 2)
 
 
 @pytest.mark.usefixtures("undrawn")

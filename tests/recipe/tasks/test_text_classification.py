@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from sklearn.metrics import f1_score
 
 from tests.support.jobs import Job, write
@@ -42,6 +43,64 @@ def test_fractions_are_learned_as_numbers(tmp_path: Path, tiny_model: Path) -> N
     assert job.metrics["eval_pearson"] > 0.95
     good, bad = ask(job, "the film was good , truly great", "the film was bad , truly awful")
     assert (good["score"], bad["score"]) == pytest.approx((0.75, -1.25), abs=0.4)
+
+
+def test_several_numbers_are_learned_written_and_served(tmp_path: Path, tiny_model: Path) -> None:
+    drawn = np.random.default_rng(3)
+    rows = []
+    for number in range(240):
+        word = str(drawn.choice(["good", "great", "bad", "awful"]))
+        rows.append({"text": f"the film was {word} , truly {number}", "valence": 0.75 - 2 * (word in "bad awful"),
+                     "arousal": 3 * (word in "great awful")})  # fmt: skip
+    channels = {
+        "train": write(tmp_path / "train", rows[:200]),
+        "validation": write(tmp_path / "v", rows[200:]),
+    }
+    job = Job(
+        tmp_path,
+        channels,
+        ("--model_id", str(tiny_model), *FAST, "--label_column", "valence,arousal"),
+    )
+    job.run_here("--do_predict", "True", "--epochs", "12", has_report=True)
+    config = json.loads((job.model / "config.json").read_text())
+    assert (config["problem_type"], config["id2label"]) == (
+        "regression",
+        {"0": "valence", "1": "arousal"},
+    )
+    lines = [
+        json.loads(line) for line in (job.output / "predictions.jsonl").read_text().splitlines()
+    ]
+    assert [line["true"] for line in lines] == [
+        {n: row[n] for n in line["true"]} for line, row in zip(lines, rows[200:], strict=True)
+    ]
+    predicted, true = (
+        np.array([[*line[key].values()] for line in lines]) for key in ("value", "true")
+    )
+    assert job.metrics["eval_mse"] == pytest.approx(np.square(predicted - true).mean(), rel=1e-4)
+    assert job.metrics["eval_loss"] == pytest.approx(job.metrics["eval_mse"], rel=1e-4)
+    pearsons = [np.corrcoef(*pair)[0, 1] for pair in zip(predicted.T, true.T, strict=True)]
+    assert job.metrics["eval_pearson"] == pytest.approx(np.mean(pearsons), rel=1e-4)
+    assert min(pearsons) > 0.9
+    assert "predict 2 numbers, `valence`, `arousal`" in (job.model / "README.md").read_text()
+    texts = [row["text"] for row in rows[200:]]
+    make: Any = transformers.pipeline
+    plain = make(
+        "text-classification", str(job.model), device="cpu", function_to_apply="none", top_k=None
+    )(texts)
+    answers = ask(job, *texts)
+    for answer, wanted, line in zip(answers, plain, lines, strict=True):
+        assert [entry["label"] for entry in answer] == [entry["label"] for entry in wanted]
+        for entry, other in zip(answer, wanted, strict=True):
+            assert entry["score"] == pytest.approx(other["score"], abs=1e-4)
+            assert entry["score"] == pytest.approx(line["value"][entry["label"]], abs=1e-4)
+    (alone,) = ask(job, texts[0])
+    assert [entry["label"] for entry in alone] == [entry["label"] for entry in answers[0]]
+
+    # Judged alone, with the columns in another order, the numbers keep the places of the model.
+    judged = Job(tmp_path / "b", {"test": channels["validation"]}, ("--model_id", str(job.model)))
+    named = ("--label_column", "arousal,valence", "--max_length", "32", "--bf16", "False")
+    judged.run_here("--do_train", "False", "--do_eval", "True", *named)
+    assert judged.metrics["eval_mse"] == pytest.approx(job.metrics["eval_mse"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ def _label_settings(
     is_verdict = not {"completion", "messages"}.isdisjoint(selection.columns)
     if not names or is_verdict or selection.form["label"].setting != "label_column":
         return {}
-    if len(names) > 1:
+    if len(names) > 1 and values.kinds_of_labels(part, names, settings) != {values.FRACTIONS}:
         values.one_label_column(part, names, settings)
     column, missing = names[0], settings.missing_labels
     part = values.listed_labels(part, column)

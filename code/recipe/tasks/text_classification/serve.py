@@ -1,4 +1,4 @@
-"""Text classification: labels for each text or pair, or a number (regression); and the scores of a
+"""Text classification: labels for each text or pair, or numbers (regression); and the scores of a
 cross-encoder."""
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ class Classifier(ServedTask):
 
     def prepare(self, request: Request) -> Request:
         request = request.checked(PARAMETERS, "text-classification", nullable={"top_k"})
-        labels = self.loaded.model.config.num_labels or 0
+        config: Any = self.loaded.model.config
+        labels = config.num_labels or 0
+        is_best_alone = labels < 2 or config.problem_type != "regression"
+        if not is_best_alone and "return_all_scores" not in request.parameters:
+            request = replace(request, parameters={"top_k": None, **request.parameters})
         pairs = ranking.pairs(request, labels)
         values = request.read(self.text_or_pair) if pairs is None else pairs
         chosen = 1
@@ -123,7 +127,8 @@ class Classifier(ServedTask):
 
         Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
         each label if a text may have several, or there is but one; of a regression the number
-        itself; and of a cross-encoder what its own configuration names.
+        itself (of several all, also without top_k); and of a cross-encoder what its own
+        configuration names.
         """
         answers = []
         logits = self.loaded.rows(requests, Reading.LABELS)

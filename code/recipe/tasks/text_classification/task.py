@@ -1,4 +1,4 @@
-"""Text classification: one label, several or a number for each text, or pair of texts."""
+"""Text classification: one label, several or numbers for each text, or pair of texts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CLASSES = _Labels()
 
 
 class TextClassification(Classification):
-    """Labels of texts: classes, several for each text, or a number."""
+    """Labels of texts: classes, several for each text, or numbers."""
 
     options: Options
     takes_shards = True
@@ -112,6 +112,7 @@ class TextClassification(Classification):
         model, tokenizer = pretrained.load(source, self.data.labels, self.model_settings)
         kept: Any = getattr(model.config, "label_thresholds", None)
         self.objective = _Labels()
+        self.objective.are_numbers = self.data.labels.problem == NUMBER
         if kept is not None and self.data_settings.trains:
             del model.config.label_thresholds  # they belong to former weights
         elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
