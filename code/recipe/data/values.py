@@ -246,22 +246,22 @@ def listed_labels(part: Part, column: str) -> Part:
     if not is_string(cells.type):
         return part
     encoded = cells.combine_chunks().dictionary_encode()
+    texts: list[str] = encoded.dictionary.to_pylist()
     lists: list[list[Any] | None] = []
     has_choices = False
-    for text in encoded.dictionary.to_pylist():
+    for text in texts:
         parsed: Any = None if _SPACED_ITEMS.search(text) else container(text)
         if isinstance(parsed, dict) and [*parsed] == ["choices"]:
             parsed, has_choices = parsed["choices"], True
         are_classes = isinstance(parsed, list) and all(isinstance(i, (str, int)) for i in parsed)
-        lists.append(parsed if are_classes else None)
         if parsed is not None and not are_classes:
             return part
-    if not any(lists) or not (has_choices or all(found is not None for found in lists)):
+        lists.append(parsed if text.strip() else [])
+    if not any(lists) or (None in lists and not has_choices):
         return part
-    pairs = zip(encoded.dictionary.to_pylist(), lists, strict=True)
-    rows = [[text] * bool(text.strip()) if found is None else found for text, found in pairs]
-    kinds = {type(item) for row in rows for item in row}
-    if len(kinds) > 1:
+    rows = [[text] if labels_here is None else labels_here
+            for text, labels_here in zip(texts, lists, strict=True)]  # fmt: skip
+    if len({type(item) for row in rows for item in row}) > 1:
         return part
     return part.with_column(column, pa.array(rows).take(encoded.indices))
 

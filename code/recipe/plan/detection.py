@@ -91,8 +91,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     files, of_several = list[Path](), frozenset[Path]()
     with contextlib.suppress(DataError):  # loading the data raises it again
         data = layout.training_channels(channels, hyperparameters.trains)
-        found = layout.find(data)
-        files, of_several = found.files["train"], found.unclear
+        training = layout.find(data)
+        files, of_several = training.files["train"], training.unclear
     try:
         parts = (_read(path, hyperparameters) for path in files[:_FILES])
         part = next((part for part in parts if part is not None), None)

@@ -135,12 +135,12 @@ def _likely_encodings(path: Path) -> dict[str, float]:
     if utf8 > 0:
         return {_UTF8: 1.0}
     ranked: dict[str, float] = {}
-    for found in chardet.detect_all(odd) if odd else ():
+    for guess in chardet.detect_all(odd) if odd else ():
         with contextlib.suppress(LookupError, UnicodeDecodeError):
-            name = codecs.lookup(found["encoding"] or "").name
+            name = codecs.lookup(guess["encoding"] or "").name
             name = _READ_AS.get(name, name)
             odd.decode(name)
-            ranked.setdefault(name, found["confidence"])
+            ranked.setdefault(name, guess["confidence"])
     if _WESTERN in ranked and max(ranked.values()) < _SURE:  # of a few letters
         ranked = {_WESTERN: ranked.pop(_WESTERN), **ranked}
     return ranked

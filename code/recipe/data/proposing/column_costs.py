@@ -27,6 +27,7 @@ from recipe.data.column_settings import (
     sample_cells,
 )
 from recipe.data.files.part import Part, is_list, is_number
+from recipe.data.labels import is_fraction
 from recipe.data.layout.splits import TRAIN
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
@@ -85,6 +86,8 @@ _NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
 _STATES = {"status", "state", "department"}
 _RATERS = {"annotator", "annotation", "coder", "model", "pred", "predicted", "prediction", "rater"}
 """Words in names of columns by one of several people or models."""
+_LARGEST = 10
+"""The largest number of labels that belong together, as of emotions."""
 _LISTS_OF_WORDS = {"concept", "token", "word"}
 _LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
 """Last words of names of lists of strings that make a text, or a conversation."""
@@ -181,7 +184,7 @@ def rank_roles(
 
     Args:
         looks: What each column looks like, by `look_of`.
-        alike: Groups of columns of the same classes, by `alike_classes`.
+        alike: Groups of columns of the same classes, by `alike_labels`.
     """
     choices: list[list[tuple[float, Sequence[str]]]] = []
     columns: list[Column] = []
@@ -673,27 +676,35 @@ def find_listed(column: Column, names: Sequence[str]) -> list[str]:
     return [name for name in names if _name_cost(column, name) == best <= OF_TASK]
 
 
-def alike_classes(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
-    """Return the groups of at least three columns that have the same classes, as opinions on
-    several aspects of a text have, without those of several annotators or models."""
+def alike_labels(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return the groups of at least three columns that have the same classes, or small fractions,
+    as labels of several aspects of a text have, without those of annotators or models."""
     groups: list[tuple[set[object], list[str]]] = []
+    numbers: list[str] = []
     for name, look in looks.items():
         is_rated = not _RATERS.isdisjoint(split_name(name)) or _describes(name, look)
-        if look != "category" or is_rated or name_stem(name) != normalize_name(name):
+        if is_rated or name_stem(name) != normalize_name(name):
             continue
-        classes = {*sample_cells(part, name)}
+        cells = sample_cells(part, name)
+        if look == "number" and any(is_fraction(str(cell)) for cell in cells):
+            largest = max(abs(float(cell)) for cell in cells)
+            numbers += [name] * (largest <= _LARGEST)
+        if look != "category":
+            continue
         for known, group in groups:
-            if len(known & classes) * 2 > len(known | classes):
-                known |= classes
+            if len(known & {*cells}) * 2 > len(known | {*cells}):
+                known |= {*cells}
                 group.append(name)
                 break
         else:
-            groups.append((classes, [name]))
+            groups.append(({*cells}, [name]))
     large = [(known, group) for known, group in groups if len(group) > 2 and len(known) > 1]
     for known, group in large:
         group += [n for n, look in looks.items() if look in ("category", "constant")
                   and n not in group and known.issuperset(sample_cells(part, n))]  # fmt: skip
-    return [sorted(group, key=[*looks].index) for _, group in large]
+    alike = [sorted(group, key=[*looks].index) for _, group in large]
+    has_whole = any(not _WHOLE.isdisjoint(split_name(name)) for name in looks)
+    return [*alike, *([numbers] if len(numbers) > 2 and not has_whole else [])]
 
 
 def look_of(part: Part, name: str) -> str:

@@ -32,7 +32,7 @@ from recipe.data.files.text_files import files_encoded
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import (
     Roles,
-    alike_classes,
+    alike_labels,
     are_numbers,
     are_translations,
     find_listed,
@@ -121,7 +121,7 @@ def find(
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
-    alike = alike_classes(part, looks)
+    alike = alike_labels(part, looks)
     ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
     preferring = dataclasses.replace(settings, columns=settings.columns or _preferred(names))
     ways = {**tasks}
