@@ -260,11 +260,7 @@ def split_by_column(
     column = split_column(part, named)
     if column is None:
         if is_unclear:
-            raise DataError(
-                f"The name of {part.path} contains several splits, and no column has the split of "
-                "each row.",
-                "Rename it to one split, or add a column called split.",
-            )
+            raise unclear_split(part.path)
         return [(split, part)]
     encoded = part.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     codes: dict[str | None, list[int]] = defaultdict(list)
@@ -280,3 +276,11 @@ def split_by_column(
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
     return [(name, rest.select(numbers)) for name, numbers in rows.items() if name is not None]
+
+
+def unclear_split(path: Path) -> DataError:
+    """Return the refusal of a file whose name contains several splits."""
+    return DataError(
+        f"The name of {path} contains several splits, and no column has the split of each row.",
+        "Rename it to one split, or add a column called split.",
+    )

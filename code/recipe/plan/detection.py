@@ -30,7 +30,7 @@ from recipe.data.labels import is_fraction
 from recipe.data.layout import channels as layout
 from recipe.data.layout import shards
 from recipe.data.proposing import proposals
-from recipe.data.reading import split_by_column
+from recipe.data.reading import split_by_column, unclear_split
 from recipe.errors import DataError, HyperparameterError, RecipeError, join_names
 from recipe.hyperparameters import Hyperparameters, all_tasks_of
 from recipe.models import pretrained
@@ -99,6 +99,8 @@ def find(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> tupl
     except WrongEncoding as wrong:
         raise _encoding_refusal(wrong, hyperparameters, channels) from wrong
     except UnclearHeader as unclear:
+        if unclear.path in of_several:
+            raise unclear_split(unclear.path) from unclear
         likely = _costs(possible, model)
         raise proposals.header_refusal(unclear, likely, hyperparameters, _works) from unclear
     if part is None:

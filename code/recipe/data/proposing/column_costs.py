@@ -26,7 +26,7 @@ from recipe.data.column_settings import (
     may_be_text,
     sample_cells,
 )
-from recipe.data.files.part import Part, is_list, is_number
+from recipe.data.files.part import TAG, Part, is_list, is_number
 from recipe.data.labels import is_fraction
 from recipe.data.layout.splits import TRAIN
 from recipe.settings import DataSettings, split_values
@@ -235,7 +235,9 @@ def _candidates(
     for name in looks if not column.is_optional else near:
         cost = _role_cost(column, form, name, looks[name])
         if cost is not None:
-            scored.append((cost + _SECOND * (bool(listed) and name not in listed), (name,)))
+            is_copy = column.role == "text" and not _CLEANED.isdisjoint(words_of(name))
+            is_second = bool(listed) and name not in listed and not is_copy
+            scored.append((cost + _SECOND * is_second, (name,)))
     records = column_words.RECORDS
     flags = [
         name
@@ -256,13 +258,14 @@ def _candidates(
         ]
     are_marked = len({words_of(name)[0] in column.marks for name in flags}) == 1
     others = [name for name in listed if looks[name] != "flag"]
+    has_flag = len(others) < len(listed)
     if column.is_list and column.is_target and len(flags) > 1 and are_marked:
         is_other = bool(others) or any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
         opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
         firsts = {_HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
         are_numbered = len(firsts) == len(flags) and len({*map(name_stem, firsts)}) == 1
-        is_few = opinion_count == 1 and len(flags) < _FEW_FLAGS
+        is_few = opinion_count == 1 and len(flags) < _FEW_FLAGS and not has_flag
         is_other = is_other or (is_few and not are_numbered)
         scored.append((AKIN if is_other else -2, flags))
     if column.is_list and column.is_target and not listed:
@@ -277,7 +280,8 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     unread = [name for name in rest if not _describes(name, looks[name])]
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
-    cost: float = sum(_UNREAD.get(looks[name], 0) for name in unread)
+    copies = [name for name in unread if not _REWRITTEN.isdisjoint(words_of(name))]
+    cost: float = sum(_UNREAD.get(looks[name], 0) for name in unread if name not in copies)
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     known = [
         name
@@ -544,9 +548,13 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     is_response = is_target and name.endswith(".responses")
     if look == "list" and by_name > (AKIN if is_target else RELATED) and not is_response:
         return None
+    if kind == "text" and by_name > NAMED and _is_class(name):
+        fit += _HALF
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF
     if kind == "label":
+        if column_words.ends_in(name, column_words.QUESTIONS) and by_name > NAMED:
+            return None
         if look in ("grade", "number") and _asks(name):
             by_name = min(by_name, SIMILAR)
         if look in ("category", "flag", "grade"):
@@ -607,6 +615,11 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
     elif not words.isdisjoint(column_words.COPIES):
         fit += NAMED
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
+
+
+def _is_class(name: str) -> bool:
+    """Return whether a name ends in a word for classes, which is none for texts."""
+    return column_words.ends_in(name, _CLASSES - column_words.TEXTS - column_words.ASKING)
 
 
 def _asks(name: str) -> bool:
@@ -740,6 +753,8 @@ def look_of(part: Part, name: str) -> str:
     if not holds_texts(part, name):
         return "codes"
     words = sum(len(text.split()) for text in texts) / len(texts)
+    if texts and all(TAG.fullmatch(word.upper()) for text in texts[:_FEW] for word in text.split()):
+        return "codes"  # tags of words
     return "text" if words > _LONG or sum(map(len, texts)) / len(texts) > _LONG_CELL else "words"
 
 
