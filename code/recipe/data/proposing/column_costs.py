@@ -9,30 +9,31 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import pyarrow as pa  # type: ignore[import-untyped]
+from collections.abc import Iterator, Mapping, Sequence
 
 from recipe import column_words
 from recipe.column_words import TEXTS, split_name, words_of
-from recipe.data import values
 from recipe.data.column_matching import PAIRED, is_label
-from recipe.data.column_names import SPLIT_COLUMNS, split_of, splits_in
-from recipe.data.column_settings import (
-    holds_texts,
-    is_category,
-    is_flag,
-    is_identifier,
-    may_be_text,
-    sample_cells,
+from recipe.data.column_names import SPLIT_COLUMNS, splits_in
+from recipe.data.column_settings import is_identifier
+from recipe.data.proposing.column_looks import WHOLE
+from recipe.data.proposing.name_meanings import (
+    CLASSES,
+    HUMP,
+    NO_HEADER,
+    PAIRING,
+    REWRITTEN,
+    are_numbered,
+    are_translations,
+    are_twins,
+    are_unrelated,
+    asks,
+    describes,
+    is_known,
+    names_class,
 )
-from recipe.data.files.part import TAG, Part, is_list, is_number
-from recipe.data.labels import is_fraction
-from recipe.data.layout.splits import TRAIN
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
-    DESCRIPTIONS,
-    IDENTIFIERS,
     LABEL_IS_ABOUT,
     PARTS_OF_SAMPLES,
     SCORE_NAMES,
@@ -84,10 +85,6 @@ _FLAG, _SORT = 5, 3
 _NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
 """What `label_cost` adds for each of these."""
 _STATES = {"status", "state", "department"}
-_RATERS = {"annotator", "annotation", "coder", "model", "pred", "predicted", "prediction", "rater"}
-"""Words in names of columns by one of several people or models."""
-_LARGEST = 10
-"""The largest number of labels that belong together, as of emotions."""
 _LISTS_OF_WORDS = {"concept", "token", "word"}
 _LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
 """Last words of names of lists of strings that make a text, or a conversation."""
@@ -102,53 +99,15 @@ _UNPAIRED, _UNORDERED, _NEEDS_TASK, _MORE_ROLES = 3, 1, 1, -1
 that a form needs the task, and that there is one role more."""
 _TRANSLATED = -4
 """What two texts cost as source and target whose names differ in a language."""
-_SOURCES = {"src", "source", "tgt", "trg", "target"}
 _MOST_CANDIDATES = 6
-_LONG, _LONG_CELL, _FEW, _FEW_FLAGS, _FEW_COLUMNS = 4, 25, 11, 5, 2
-"""Words, and characters, above which a cell is a text rather than some words; values of grades;
-flags that need not belong together; columns of which one may be a label by any name."""
-_SCALE = re.compile(
-    r"\d\s*(?:-|~|/|to|ile|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
-)
-_NO_HEADER, _FEWEST_CHOICES = "column_", 4
-"""How columns without a header are called; those that a question with choices has, at least."""
+_FEW_FLAGS, _FEW_COLUMNS, _FEWEST_CHOICES = 5, 2, 4
+"""Flags that need not belong together; columns of which one may be a label by any name; those that
+a question with choices has, at least."""
 _QUERIES = {"query", "question", "search"}
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
-_COPIED = (
-    column_words.COPIES
-    | column_words.LANGUAGES
-    | (column_words.CODES - {"no"})
-    | {
-        *("clean", "original", "processed", "translation", "translated", "correct", "raw", "norm"),
-        *("orig", "annot", "annotated", "templ", "template"),
-    }
-)
-"""Words by which the names of two forms of a text differ."""
-_REWRITTEN = {
-    *("raw", "clean", "cleaned", "normalized", "normalised", "processed", "preprocessed"),
-    *("lemmatized", "stemmed", "tokenized", "final"),
-}
-"""Words in names of texts that are rewritten, though what they say may describe others."""
 _CLEANED = {"clean", "cleaned", "processed", "preprocessed", "final"}
-"""Those of them in names of texts that were made to be learned."""
-_WHOLE = {"total", "overall"}
-"""Words in names of scores of a whole."""
-_PAIRING = (
-    column_words.ASKING | column_words.ANSWERING | column_words.HEADINGS | column_words.TEXTS
-) - {
-    "correct",
-    "corrected",
-    "original",
-    "translation",
-}
-"""Words by which the names of two texts of a pair differ."""
-_SIDES = [
-    *({"a", "b"}, {"left", "right"}, {"first", "second"}, {"positive", "negative"}, {"x", "y"}),
-    *({"pos", "neg"}, {"pros", "cons"}, {"pro", "con"}, {"one", "two"}),
-]
-"""Words in which the names of two texts of a pair differ."""
-_PARTS_OF_NAMES, _HUMP = re.compile(r"[^\W\d_]+|\d+"), re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Those of `REWRITTEN` in names of texts that were made to be learned."""
 _ABOUT = {name for name, why in PARTS_OF_SAMPLES.items() if why == LABEL_IS_ABOUT}
 _BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
 _ANSWERED = (
@@ -158,7 +117,6 @@ _ANSWERED = (
 )
 _OPINIONS = column_words.OPINIONS | {"recommend", "satisfied", "stance", "verdict"}
 _NO_CLASSES = {"nothing", "words", "constant"}
-_CLASSES = column_words.LABELS | column_words.OTHER_LABELS
 _NOT_LABELS = (
     (column_words.THINGS | column_words.METADATA | column_words.TEXTS | column_words.ASKING)
     - column_words.LABELS
@@ -202,7 +160,7 @@ def rank_roles(
         rest = {name: look for name, look in looks.items() if name not in used}
         is_lone = len(roles) == 1 and columns[0].kind is CellKind.TEXT
         if is_lone and any(
-            names_target(name) or look == "text" or (look == "records" and _is_known(name))
+            names_target(name) or look == "text" or (look == "records" and is_known(name))
             for name, look in rest.items()
             if column_words.plain_word(name) not in column_words.TITLES
         ):
@@ -211,7 +169,7 @@ def rank_roles(
         texts = [roles[c.role][0] for c in columns if c.kind is CellKind.TEXT]
         if len(texts) == len(columns) > 1:  # one is written for the other
             cost = _TRANSLATED if are_translations(*texts[:2]) else cost
-            if _are_numbered(*texts[:2]) and "text" in rest.values():
+            if are_numbered(*texts[:2]) and "text" in rest.values():
                 cost += _UNRELATED  # several answers to the other text
         yield cost + _whole_cost(form, roles, looks), roles
 
@@ -247,11 +205,11 @@ def _candidates(
     if column.is_list and column.is_target:
         opinions = [name for name, look in looks.items()
                     if column_words.ends_in(name, _OPINIONS)
-                    or (_asks(name) and look in ("grade", "number"))]  # fmt: skip
+                    or (asks(name) and look in ("grade", "number"))]  # fmt: skip
         unusual = [name for name in flags if words_of(name)[0] != "has"
                    and not column_words.ends_in(name, column_words.LABELS)]  # fmt: skip
         more = _SORT * bool(unusual or opinions)
-        sorting = [name for name in looks if name not in opinions and not _asks(name)]
+        sorting = [name for name in looks if name not in opinions and not asks(name)]
         scored = [
             (min(cost, _FLAG) if name in unusual else cost + more * (name in sorting), (name,))
             for cost, (name,) in scored
@@ -263,7 +221,7 @@ def _candidates(
         is_other = bool(others) or any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
         opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
-        firsts = {_HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
+        firsts = {HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
         are_numbered = len(firsts) == len(flags) and len({*map(name_stem, firsts)}) == 1
         is_few = opinion_count == 1 and len(flags) < _FEW_FLAGS and not has_flag
         is_other = is_other or (is_few and not are_numbered)
@@ -277,16 +235,16 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     """Return what the order of columns, and those that are not read, cost."""
     used = list(itertools.chain(*roles.values()))
     rest = [name for name in looks if name not in used and not is_identifier(name)]
-    unread = [name for name in rest if not _describes(name, looks[name])]
+    unread = [name for name in rest if not describes(name, looks[name])]
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
-    copies = [name for name in unread if not _REWRITTEN.isdisjoint(words_of(name))]
+    copies = [name for name in unread if not REWRITTEN.isdisjoint(words_of(name))]
     cost: float = sum(_UNREAD.get(looks[name], 0) for name in unread if name not in copies)
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     known = [
         name
         for name in unread
-        if _is_known(name)
+        if is_known(name)
         and not ("label" in roles and names_target(name))
         and not column_words.ends_in(name, column_words.DESCRIBING)
     ]
@@ -339,7 +297,7 @@ def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> fl
     far the work on them is, or what the customer thinks."""
     order, cost = list(looks), 0.0
     is_late = column_words.ends_in(label, column_words.URGENCY | column_words.STATES)
-    if not is_late and (looks[label] == "flag" or column_words.ends_in(label, _CLASSES)):
+    if not is_late and (looks[label] == "flag" or column_words.ends_in(label, CLASSES)):
         cost += _NEXT * (bool(texts) and order.index(label) == order.index(texts[-1]) + 1)
         cost += _NEXT * (label == order[-1])
     is_answer = column_words.ends_in(label, column_words.SATISFACTION)
@@ -347,7 +305,7 @@ def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> fl
     cost += _JUDGED * (is_class and column_words.ends_in(label, _OPINIONS))
     if all(column_words.REVIEWS.isdisjoint(words_of(text)) for text in texts):
         cost += _ROUTED * column_words.ends_in(label, column_words.ROUTING) + _ANSWER * is_answer
-    cost += _JUDGED * (not _WHOLE.isdisjoint(split_name(label)))
+    cost += _JUDGED * (not WHOLE.isdisjoint(split_name(label)))
     return cost + _LATE * is_late
 
 
@@ -363,7 +321,7 @@ def _cost_of_texts(
     is_asked, is_lone, cost = not asking.isdisjoint(texts), len(texts) == 1, 0.0
     if not is_asked:
         cost += _UNRELATED * any(
-            column_words.ends_in(name, _ASIDE) and not _asks(name) for name in texts
+            column_words.ends_in(name, _ASIDE) and not asks(name) for name in texts
         )
         replies = [name for name in texts[:1] if column_words.ANSWERS & {*words_of(name)}]
         cost += 2 * _HALF * (is_lone and replies != [] and len(others) > 0)
@@ -389,87 +347,18 @@ def _cost_of_pair(
     is_pair = (
         is_listed
         or ("text_pair" in roles and {*two} <= _ABOUT)
-        or (len(texts) > 1 and _are_twins(*texts[:2]))
-        or (one[-1] == two[-1] and not ({*one} ^ {*two}).isdisjoint(_PAIRING))
+        or (len(texts) > 1 and are_twins(*texts[:2]))
+        or (one[-1] == two[-1] and not ({*one} ^ {*two}).isdisjoint(PAIRING))
         or (is_headed and "text_pair" in roles and not is_asked)
     )
     cost = (-_UNPAIRED if is_pair else _UNPAIRED) + _HALF * (asking != set() and not is_asked)
     if not is_pair and len(texts) > 1:
-        cost += _HALF * any(_are_twins(*two) for two in itertools.combinations(looks, 2))
+        cost += _HALF * any(are_twins(*two) for two in itertools.combinations(looks, 2))
     is_generated = any(form[role].is_target and form[role].kind is CellKind.TEXT for role in roles)
     pairs = itertools.permutations(texts, 2)
-    if not is_asked and not is_generated and any(_are_unrelated(*pair, looks) for pair in pairs):
+    if not is_asked and not is_generated and any(are_unrelated(*pair, looks) for pair in pairs):
         cost += _UNRELATED
     return cost
-
-
-def _are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
-    """Return whether a text is the title of a work or product, or another one is a part of it, a
-    copy of it or a reply to it, or about something else."""
-    if _are_twins(text, other):
-        return False
-    first, second = words_of(text), words_of(other)
-    titles, things = column_words.HEADINGS - column_words.SUBJECTS, column_words.THINGS
-    if first[-1] in titles | things:
-        is_of_thing = first[:-1] != second[:-1] and not (things | column_words.METADATA).isdisjoint(
-            first[:-1] or first
-        )
-        is_described = second[-1] in column_words.DESCRIBING
-        others = {words_of(name)[-1] for name in names}
-        return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
-    if len({*first, *second} & _REWRITTEN) == 1 and not {*first} & _REWRITTEN & {*second}:
-        return True  # one of two is rewritten
-    asking = {*column_words.ASKING, "post"}
-    is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
-    more = {*first} ^ {*second}
-    is_copy = (bool(more) and more <= _COPIED) or (
-        second[-1] in _COPIED and not {*first}.isdisjoint(second[:-1])
-    )
-    is_same = (
-        first[-1] == second[-1] and min(len(first), len(second)) > 1 and more.isdisjoint(_PAIRING)
-    )
-    return (
-        second[0] in column_words.PARTS
-        or is_copy
-        or _COPIED.issuperset(second)
-        or is_same
-        or (is_reply and asking.isdisjoint(first))
-    )
-
-
-def _are_numbered(text: str, other: str) -> bool:
-    """Return whether two names differ in a number only: `reference_1`, `reference_2`."""
-    is_named = not text.startswith(_NO_HEADER)
-    return is_named and name_stem(text) == name_stem(other) != normalize_name(text)
-
-
-def are_translations(text: str, other: str) -> bool:
-    """Return whether two names differ in a language: `en` and `de`, `Text EN` and `Text DE`."""
-    words = [{*split_name(name)} for name in (text, other)]
-    codes = [some & (column_words.CODES | column_words.LANGUAGES) for some in words]
-    rest = [some - both - _SOURCES for some, both in zip(words, codes, strict=True)]
-    return bool(codes[0] and codes[1]) and codes[0].isdisjoint(codes[1]) and rest[0] == rest[1]
-
-
-def _are_twins(text: str, other: str) -> bool:
-    """Return whether two names differ in a number, a letter or a side only: `ltable`, `rtable`."""
-    one, two = (_PARTS_OF_NAMES.findall(_HUMP.sub(" ", name).lower()) for name in (text, other))
-    differing = [pair for pair in zip(one, two, strict=False) if pair[0] != pair[1]]
-    if len(one) != len(two) or len(differing) != 1:
-        return False
-    first, second = differing[0]
-    return (
-        {first, second} in _SIDES
-        or (first.isdigit() and second.isdigit())
-        or ({first[0], second[0]} == {*"lr"} and first[1:] == second[1:])
-    )
-
-
-def _is_known(name: str) -> bool:
-    """Return whether a name is one of a column of samples of some task."""
-    known = names_of_samples()
-    key, stem = normalize_name(name), name_stem(name)
-    return key in known.single or key in known.parts or (key != stem in known.numbered)
 
 
 def _given(column: Column, settings: DataSettings) -> Sequence[str]:
@@ -489,12 +378,12 @@ def _groups(looks: Mapping[str, str]) -> list[Sequence[str]]:
         key = "" if len(name.strip()) == 1 else name_stem(name)
         if not {"positive", "negative", "example", "annotator", "model"}.isdisjoint(words_of(name)):
             continue  # examples and judgements, not choices
-        is_named = not name.startswith(_NO_HEADER)
+        is_named = not name.startswith(NO_HEADER)
         is_text = look in ("text", "words", "category", "codes")
         if is_named and is_text and key != normalize_name(name):
             by_stem.setdefault(key, []).append(name)
-    if len(looks) > _FEWEST_CHOICES and all(name.startswith(_NO_HEADER) for name in looks):
-        by_stem[_NO_HEADER] = [*looks][1:-1]  # MMLU's: a question, its choices, a letter
+    if len(looks) > _FEWEST_CHOICES and all(name.startswith(NO_HEADER) for name in looks):
+        by_stem[NO_HEADER] = [*looks][1:-1]  # MMLU's: a question, its choices, a letter
     return [group for group in by_stem.values() if len(group) > 1]
 
 
@@ -515,7 +404,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
         normalize_name, SPLIT_COLUMNS
     )
-    if is_split or _describes(name, look):
+    if is_split or describes(name, look):
         if is_named:
             return by_name if look != "nothing" else None
         is_class = is_target and look in ("category", "flag")
@@ -526,7 +415,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     if column.role == "answers" and "starts" not in form.roles and look not in _LOOKS["lists"]:
         return by_name if by_name <= RELATED and look != "text" else None
     kind = column.role if column.role in ("answers", "score") else "label" if is_target else "text"
-    if column.role == "answer" and by_name > AKIN and not name.startswith(_NO_HEADER):
+    if column.role == "answer" and by_name > AKIN and not name.startswith(NO_HEADER):
         return None
     if kind == "score" and by_name == LISTED:
         return LISTED
@@ -548,14 +437,14 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     is_response = is_target and name.endswith(".responses")
     if look == "list" and by_name > (AKIN if is_target else RELATED) and not is_response:
         return None
-    if kind == "text" and by_name > NAMED and _is_class(name):
+    if kind == "text" and by_name > NAMED and names_class(name):
         fit += _HALF
     if kind == "score" and not column_words.AGGREGATES.isdisjoint(words_of(name)):
         fit += _HALF
     if kind == "label":
         if column_words.ends_in(name, column_words.QUESTIONS) and by_name > NAMED:
             return None
-        if look in ("grade", "number") and _asks(name):
+        if look in ("grade", "number") and asks(name):
             by_name = min(by_name, SIMILAR)
         if look in ("category", "flag", "grade"):
             fit += _DESCRIBED * (
@@ -617,34 +506,6 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
 
 
-def _is_class(name: str) -> bool:
-    """Return whether a name ends in a word for classes, which is none for texts."""
-    return column_words.ends_in(name, _CLASSES - column_words.TEXTS - column_words.ASKING)
-
-
-def _asks(name: str) -> bool:
-    """Return whether a name is a question of a survey, or names a scale: `Satisfaction (1-5)`."""
-    return name.rstrip().endswith(("?", "?", "؟")) or _SCALE.search(name) is not None
-
-
-def _describes(name: str, look: str) -> bool:
-    """Return whether a column's name says that it identifies or describes a sample."""
-    key = normalize_name(name)
-    if name.startswith("_") or _asks(name):
-        return name.startswith("_") and look != "text"
-    is_description = (
-        key in DESCRIPTIONS
-        or words_of(name)[-1] in DESCRIPTIONS
-        or column_words.ends_in(name, column_words.METADATA)
-    )
-    return (
-        is_identifier(name)
-        or key in IDENTIFIERS
-        or key.startswith("unnamed:")
-        or (is_description and look != "text" and _REWRITTEN.isdisjoint(split_name(name)))
-    )
-
-
 @functools.lru_cache(maxsize=8192)
 def _name_cost(column: Column, name: str) -> int:
     """Return what a name costs in a role."""
@@ -687,79 +548,3 @@ def find_listed(column: Column, names: Sequence[str]) -> list[str]:
     """Return the columns that have a role by their names, if the task is given."""
     best = min((_name_cost(column, name) for name in names), default=UNKNOWN)
     return [name for name in names if _name_cost(column, name) == best <= OF_TASK]
-
-
-def alike_labels(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
-    """Return the groups of at least three columns that have the same classes, or small fractions,
-    as labels of several aspects of a text have, without those of annotators or models."""
-    groups: list[tuple[set[object], list[str]]] = []
-    numbers: list[str] = []
-    for name, look in looks.items():
-        is_rated = not _RATERS.isdisjoint(split_name(name)) or _describes(name, look)
-        if is_rated or name_stem(name) != normalize_name(name):
-            continue
-        cells = sample_cells(part, name)
-        if look == "number" and any(is_fraction(str(cell)) for cell in cells):
-            largest = max(abs(float(cell)) for cell in cells)
-            numbers += [name] * (largest <= _LARGEST)
-        if look != "category":
-            continue
-        for known, group in groups:
-            if len(known & {*cells}) * 2 > len(known | {*cells}):
-                known |= {*cells}
-                group.append(name)
-                break
-        else:
-            groups.append(({*cells}, [name]))
-    large = [(known, group) for known, group in groups if len(group) > 2 and len(known) > 1]
-    for known, group in large:
-        group += [n for n, look in looks.items() if look in ("category", "constant")
-                  and n not in group and known.issuperset(sample_cells(part, n))]  # fmt: skip
-    alike = [sorted(group, key=[*looks].index) for _, group in large]
-    has_whole = any(not _WHOLE.isdisjoint(split_name(name)) for name in looks)
-    return [*alike, *([numbers] if len(numbers) > 2 and not has_whole else [])]
-
-
-def look_of(part: Part, name: str) -> str:
-    """Return what a column looks like: text, words, category, flag, grade, number, list, records,
-    codes (single words), constant, or nothing that a role holds."""
-    kind = part.table.schema.field(name).type
-    cells = sample_cells(part, name)
-    if not cells or pa.types.is_binary(kind) or pa.types.is_struct(kind):
-        return "nothing"
-    if is_list(kind):
-        keys = set(cells[0][0]) if pa.types.is_struct(kind.value_type) and cells[0] else {""}
-        is_span = len(keys) > 1 and any(key.startswith("start") for key in keys)
-        return "spans" if is_span else "list" if keys == {""} else "records"
-    if is_flag(part, name):
-        return "flag"
-    texts = [str(cell) for cell in cells]
-    distinct = len({*texts})
-    if distinct == 1 and len(texts) > 1:
-        count = len(texts[0].split())
-        return "text" if count > _LONG else "words" if count > 1 else "constant"
-    if not may_be_text(part, name):
-        is_grade = distinct <= _FEW and all("." not in text for text in texts)
-        return ("grade" if is_grade else "number") if are_numbers(cells) else "nothing"
-    parsed = values.container(texts[0])
-    if isinstance(parsed, list):
-        first = parsed[0] if parsed else None
-        if isinstance(first, (list, tuple)) and [*map(type, first)] == [int, int, str]:
-            return "spans"
-        return "records" if parsed and isinstance(parsed[0], dict) else "list"
-    if is_category(part, name):
-        splits = {*map(split_of, {*texts})}
-        return "nothing" if TRAIN in splits and None not in splits else "category"
-    if not holds_texts(part, name):
-        return "codes"
-    words = sum(len(text.split()) for text in texts) / len(texts)
-    if texts and all(TAG.fullmatch(word.upper()) for text in texts[:_FEW] for word in text.split()):
-        return "codes"  # tags of words
-    return "text" if words > _LONG or sum(map(len, texts)) / len(texts) > _LONG_CELL else "words"
-
-
-def are_numbers(cells: Sequence[object]) -> bool:
-    return all(
-        isinstance(cell, (int, float)) or (isinstance(cell, str) and is_number(cell))
-        for cell in cells
-    )

@@ -30,16 +30,9 @@ from recipe.data.files import formats
 from recipe.data.files.part import DATE, Part, UnclearHeader, is_list, is_number
 from recipe.data.files.text_files import files_encoded
 from recipe.data.layout.row_splits import SplitColumnError, split_column
-from recipe.data.proposing.column_costs import (
-    Roles,
-    alike_labels,
-    are_numbers,
-    are_translations,
-    find_listed,
-    label_cost,
-    look_of,
-    rank_roles,
-)
+from recipe.data.proposing.column_costs import Roles, find_listed, label_cost, rank_roles
+from recipe.data.proposing.column_looks import alike_labels, are_numbers, look_of
+from recipe.data.proposing.name_meanings import are_translations
 from recipe.errors import DataError
 from recipe.settings import DataSettings, split_values
 from recipe.spec import (
