@@ -77,6 +77,18 @@ class ColumnsError(DataError):
         self.is_rival, self.is_final, self.unread = is_rival, is_final, unread
 
 
+class PreferencesError(DataError):
+    """A file has preference pairs, which several tasks read.
+
+    Args:
+        unread: Columns that ignore_columns has to leave out.
+    """
+
+    def __init__(self, message: str, remedy: str, unread: Sequence[str]) -> None:
+        super().__init__(message, remedy)
+        self.unread = unread
+
+
 def quote_value(value: str) -> str:
     """Return a value for a message, in quotes if it has what a shell takes for itself, or a last
     character that could belong to the sentence."""

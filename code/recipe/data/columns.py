@@ -26,6 +26,7 @@ from recipe.data.column_matching import (
 )
 from recipe.data.column_settings import (
     ColumnsError,
+    PreferencesError,
     check_named,
     holds_codes,
     holds_long_texts,
@@ -42,7 +43,6 @@ from recipe.data.column_settings import (
     verdicts_in,
 )
 from recipe.data.files.part import Part
-from recipe.errors import DataError
 from recipe.settings import DataSettings
 from recipe.spec import (
     ANNOTATORS,
@@ -211,7 +211,8 @@ def _several(part: Part, candidates: Mapping[str, Sequence[str]]) -> ColumnsErro
 
 
 def _check_preferences(part: Part, settings: DataSettings) -> None:
-    """Raise DataError if a file has preference pairs, unless the user names the columns to read."""
+    """Raise PreferencesError if a file has preference pairs, unless the user names the columns to
+    read."""
     columns = {normalize_name(name): name for name in part.table.column_names}
     ignored = set(map(normalize_name, settings.ignored_columns))
     pair = [
@@ -231,10 +232,11 @@ def _check_preferences(part: Part, settings: DataSettings) -> None:
         ]
         rest = f" ignore_columns={quote_value(','.join(unread))}" if unread else ""
         advice = re.sub(r"task=\w+", lambda task: f"{task[0]}{rest}", PREFERENCES)
-        raise DataError(
+        raise PreferencesError(
             f"{part.path} has the columns {pair[0]!r} and {pair[1]!r}, preference pairs, which "
             "several tasks read.",
             f"{advice} To learn from other columns, name these in hyperparameters.",
+            unread,
         )
 
 

@@ -17,6 +17,7 @@ from recipe.data import columns
 from recipe.data.column_names import word_columns
 from recipe.data.column_settings import (
     ColumnsError,
+    PreferencesError,
     named_settings,
     sample_cells,
     show_examples,
@@ -185,6 +186,11 @@ def _choose(
             )
         except ColumnsError as error:
             errors[task] = error
+        except PreferencesError as pairs:
+            left_out = ",".join([*hyperparameters.ignored_columns, *pairs.unread]) or None
+            pasted = dataclasses.replace(hyperparameters, ignore_columns=left_out)
+            _try_rows(part, "dpo", pasted)  # what orpo and reward read
+            raise
     fitting = [task for task in selections if model in TASKS[task].models]
     is_generator = model in (Model.DECODER, Model.SEQ2SEQ)
     known = {*map(normalize_name, LABEL.names)}
@@ -306,10 +312,11 @@ def model_of(config: Mapping[str, Any]) -> Model:
     return Model.ENCODER
 
 
-def _works(part: Part, task: str, settings: DataSettings) -> bool:
-    """Return whether rows of a file make samples of a task, by reading some as the job would."""
+def _try_rows(part: Part, task: str, settings: DataSettings) -> None:
+    """Make samples of some rows of a file, as the job would. Raise RecipeError, which names the
+    file, if it would."""
     if Model.VISION in TASKS[task].models and len(TASKS[task].models) == 1:
-        return True  # the images are in other files
+        return  # the images are in other files
     rows = part.table.num_rows
     if rows > _TRIED:
         part = part.select(np.linspace(0, rows - 1, _TRIED).astype(int))
@@ -320,8 +327,17 @@ def _works(part: Part, task: str, settings: DataSettings) -> bool:
         formats.keep(dataclasses.replace(part, path=path), given.names_in_header)
         try:
             task_table.load(task)({"train": path.parent}, given)
-        except RecipeError:
-            return False
+        except RecipeError as error:
+            message = error.message.replace(str(path), str(part.path))
+            raise DataError(message, error.remedy) from error
+
+
+def _works(part: Part, task: str, settings: DataSettings) -> bool:
+    """Return whether rows of a file make samples of a task."""
+    try:
+        _try_rows(part, task, settings)
+    except RecipeError:
+        return False
     return True
 
 

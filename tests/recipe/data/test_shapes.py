@@ -396,6 +396,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "? task=dpo > dpo chosen=preferred_output rejected=non_preferred_output prompt=input.messages"),
     shape("OpenAI's pairs with tools", "decoder", lambda n: {"input": {"messages": TURNS[:1], "tools": [{"name": "f"}]}, "preferred_output": TURNS[1:], "non_preferred_output": [{"role": "assistant", "content": "no"}]},
           "! would not be read by dpo", argv="task=dpo"),
+    shape("pairs of equal answers", "decoder", lambda n: {"prompt": s(), "chosen": "yes", "rejected": o("yes", "no")},
+          "! have equal chosen and rejected answers, such as"),
     shape("pairs after an answer", "decoder", lambda n: {"messages": TURNS, "chosen": "yes", "rejected": "no"},
           "! a conversation that ends with an answer", argv="task=dpo"),
     shape("pairs of other conversations", "decoder", lambda n: {"messages": [{"role": "user", "content": "why"}], "chosen": TURNS, "rejected": [TURNS[0], {"role": "assistant", "content": "no"}]},
