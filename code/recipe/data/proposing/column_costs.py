@@ -27,9 +27,9 @@ from recipe.data.proposing.name_meanings import (
     are_translations,
     are_twins,
     are_unrelated,
-    asks,
-    describes,
+    is_described,
     is_known,
+    is_question,
     names_class,
 )
 from recipe.settings import DataSettings, split_values
@@ -205,11 +205,11 @@ def _candidates(
     if column.is_list and column.is_target:
         opinions = [name for name, look in looks.items()
                     if column_words.ends_in(name, _OPINIONS)
-                    or (asks(name) and look in ("grade", "number"))]  # fmt: skip
+                    or (is_question(name) and look in ("grade", "number"))]  # fmt: skip
         unusual = [name for name in flags if words_of(name)[0] != "has"
                    and not column_words.ends_in(name, column_words.LABELS)]  # fmt: skip
         more = _SORT * bool(unusual or opinions)
-        sorting = [name for name in looks if name not in opinions and not asks(name)]
+        sorting = [name for name in looks if name not in opinions and not is_question(name)]
         scored = [
             (min(cost, _FLAG) if name in unusual else cost + more * (name in sorting), (name,))
             for cost, (name,) in scored
@@ -235,7 +235,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     """Return what the order of columns, and those that are not read, cost."""
     used = list(itertools.chain(*roles.values()))
     rest = [name for name in looks if name not in used and not is_identifier(name)]
-    unread = [name for name in rest if not describes(name, looks[name])]
+    unread = [name for name in rest if not is_described(name, looks[name])]
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
     copies = [name for name in unread if not REWRITTEN.isdisjoint(words_of(name))]
@@ -321,7 +321,7 @@ def _cost_of_texts(
     is_asked, is_lone, cost = not asking.isdisjoint(texts), len(texts) == 1, 0.0
     if not is_asked:
         cost += _UNRELATED * any(
-            column_words.ends_in(name, _ASIDE) and not asks(name) for name in texts
+            column_words.ends_in(name, _ASIDE) and not is_question(name) for name in texts
         )
         replies = [name for name in texts[:1] if column_words.ANSWERS & {*words_of(name)}]
         cost += 2 * _HALF * (is_lone and replies != [] and len(others) > 0)
@@ -404,7 +404,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     is_split = len(splits_in(name)) > 1 or normalize_name(name) in map(
         normalize_name, SPLIT_COLUMNS
     )
-    if is_split or describes(name, look):
+    if is_split or is_described(name, look):
         if is_named:
             return by_name if look != "nothing" else None
         is_class = is_target and look in ("category", "flag")
@@ -444,7 +444,7 @@ def _role_cost(column: Column, form: Form, name: str, look: str) -> float | None
     if kind == "label":
         if column_words.ends_in(name, column_words.QUESTIONS) and by_name > NAMED:
             return None
-        if look in ("grade", "number") and asks(name):
+        if look in ("grade", "number") and is_question(name):
             by_name = min(by_name, SIMILAR)
         if look in ("category", "flag", "grade"):
             fit += _DESCRIBED * (

@@ -19,7 +19,7 @@ from recipe.data.column_settings import (
 from recipe.data.files.part import TAG, Part, is_list, is_number
 from recipe.data.labels import is_fraction
 from recipe.data.layout.splits import TRAIN
-from recipe.data.proposing.name_meanings import describes
+from recipe.data.proposing.name_meanings import is_described
 from recipe.spec import name_stem, normalize_name
 
 _LONG, _LONG_CELL, _FEW = 4, 25, 11
@@ -76,7 +76,7 @@ def alike_labels(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
     groups: list[tuple[set[object], list[str]]] = []
     numbers: list[str] = []
     for name, look in looks.items():
-        is_rated = not _RATERS.isdisjoint(split_name(name)) or describes(name, look)
+        is_rated = not _RATERS.isdisjoint(split_name(name)) or is_described(name, look)
         if is_rated or name_stem(name) != normalize_name(name):
             continue
         cells = sample_cells(part, name)

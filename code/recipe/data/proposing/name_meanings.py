@@ -51,7 +51,7 @@ _SIDES = [
 _PARTS_OF_NAMES, HUMP = re.compile(r"[^\W\d_]+|\d+"), re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-def asks(name: str) -> bool:
+def is_question(name: str) -> bool:
     """Return whether a name is a question of a survey, or names a scale: `Satisfaction (1-5)`."""
     return name.rstrip().endswith(("?", "?", "؟")) or _SCALE.search(name) is not None
 
@@ -68,10 +68,10 @@ def is_known(name: str) -> bool:
     return key in known.single or key in known.parts or (key != stem in known.numbered)
 
 
-def describes(name: str, look: str) -> bool:
+def is_described(name: str, look: str) -> bool:
     """Return whether a column's name says that it identifies or describes a sample."""
     key = normalize_name(name)
-    if name.startswith("_") or asks(name):
+    if name.startswith("_") or is_question(name):
         return name.startswith("_") and look != "text"
     is_description = (
         key in DESCRIPTIONS
