@@ -137,6 +137,8 @@ LABELS = OPINIONS | _ROLES["label"]
 """Last words of names of labels, or whole names."""
 LABELLED = _ROLES["labelled"]
 """Whole names of labels that mean nothing else: that word in other languages."""
+KEYS = _ROLES["key"]
+"""Names of the letters or numbers of right choices."""
 QUESTIONS = _ROLES["question"]
 """Names of questions and prompts."""
 ANSWERS = _ROLES["answer"]

@@ -22,7 +22,10 @@ TAG = re.compile(r"O|[BIESLUMW]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 OUTSIDE = "O"
 DATE = re.compile(
-    r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.{,20})?|\d{1,2}/\d{1,2}/\d{2,4}.{,20})"
+    r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.{,20})?|\d{1,2}/\d{1,2}/\d{2,4}.{,20}"
+    # Of mails and feeds, and Twitter's.
+    r"|[A-Z][a-z]{2}, \d{1,2} [A-Z][a-z]{2} \d{4}.{,20}"
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} \d{1,2} [\d: +]{,20})"
 )
 _LONGEST_INTEGER = 18
 """Digits that each fit into 64 bits."""

@@ -62,7 +62,7 @@ _ROLE_WORDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "found": (column_words.ANSWERING, column_words.TEXTS | column_words.HEADINGS),
     "label": (column_words.LABELS | column_words.OTHER_LABELS, column_words.LABEL_MARKS),
     "choice": (
-        column_words.ANSWERS | {"key", "answer", "correct"},
+        column_words.ANSWERS | column_words.KEYS,
         column_words.LABELS | column_words.OTHER_LABELS,
     ),
 }
@@ -84,6 +84,9 @@ _FLAG, _SORT = 5, 3
 """What a flag of any name costs as a label at most, and what it adds to labels that sort things."""
 _NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
 """What `label_cost` adds for each of these."""
+_OF_LABELS = {"method", "metodo", "methode", "metode", "source", "author", "ban", "rule"}
+"""Words in names of what is told of labels, or of authors."""
+_SCORES = {*SCORE_NAMES, "sim", "relatedness"}
 _STATES = {"status", "state", "department"}
 _LISTS_OF_WORDS = {"concept", "token", "word"}
 _LISTS_OF_TURNS = {"chat", "conversation", "dialog", "dialogue", "turn", "utterance"}
@@ -106,7 +109,7 @@ a question with choices has, at least."""
 _QUERIES = {"query", "question", "search"}
 _IMAGE_WORDS = {"image", "img", "file", "filename", "path", "photo"}
 _ASKING = {"prompt", "source", "query", "question", "context", "input"}
-_CLEANED = {"clean", "cleaned", "processed", "preprocessed", "final"}
+_CLEANED = {"clean", "cleaned", "processed", "preprocessed", "final", "combined"}
 """Those of `REWRITTEN` in names of texts that were made to be learned."""
 _ABOUT = {name for name, why in PARTS_OF_SAMPLES.items() if why == LABEL_IS_ABOUT}
 _BY_NAME = {"starts", "is_impossible", "id", "choices.label", "tools"}
@@ -186,7 +189,8 @@ def _candidates(
         return [(LISTED, given)]
     listed = [name for name in looks if _name_cost(column, name) == LISTED]
     if column.is_repeated and not column.is_list:
-        groups = [listed] if len(listed) > 1 else _groups(looks)
+        filled = [name for name in listed if looks[name] != "nothing"]
+        groups = [filled] if len(filled) > 1 else _groups(looks)
         return [(-5.0 * bool(listed), group) for group in groups]
     scored: list[tuple[float, Sequence[str]]] = []
     near = [name for name in looks if _name_cost(column, name) <= NAMED]
@@ -216,9 +220,10 @@ def _candidates(
         ]
     are_marked = len({words_of(name)[0] in column.marks for name in flags}) == 1
     others = [name for name in listed if looks[name] != "flag"]
-    has_flag = len(others) < len(listed)
+    has_flag = len(others) < len(listed) and not any(map(is_label, listed))
     if column.is_list and column.is_target and len(flags) > 1 and are_marked:
-        is_other = bool(others) or any(look != "flag" and _name_cost(column, name) == SIMILAR
+        is_other = bool(others) or any(map(is_label, listed))
+        is_other |= any(look != "flag" and _name_cost(column, name) == SIMILAR
                        for name, look in looks.items())  # fmt: skip
         opinion_count = sum(column_words.ends_in(name, _OPINIONS) for name in flags)
         firsts = {HUMP.split(name.replace("_", " "))[0].split()[0] for name in flags}  # Sub1_Toxic
@@ -238,13 +243,19 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     unread = [name for name in rest if not is_described(name, looks[name])]
     if form.columns[0].role == "text" and len(form.columns) == 1:
         unread = [n for n in unread if column_words.plain_word(n) not in column_words.TITLES]
-    copies = [name for name in unread if not REWRITTEN.isdisjoint(words_of(name))]
+    is_cleaned = any(not _CLEANED.isdisjoint(words_of(name)) for name in used)
+    copies = [
+        name
+        for name in unread
+        if not REWRITTEN.isdisjoint(words_of(name)) or (is_cleaned and looks[name] == "text")
+    ]
     cost: float = sum(_UNREAD.get(looks[name], 0) for name in unread if name not in copies)
     has_label = any(form[r].is_target and form[r].kind is not CellKind.TEXT for r in roles)
     known = [
         name
         for name in unread
-        if is_known(name)
+        if name not in copies
+        and is_known(name)
         and not ("label" in roles and names_target(name))
         and not column_words.ends_in(name, column_words.DESCRIBING)
     ]
@@ -256,8 +267,11 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
     may_be_label = any(map(names_target, unread)) or any(
         (looks[name] in labels and (has_few or not column_words.ends_in(name, _NO_LABELS)))
         or (looks[name] == "flag" and not column_words.ends_in(name, column_words.RECORDS))
-        or (looks[name] in ("number", "grade") and words_of(name)[-1] in SCORE_NAMES)
-        or (column_words.ends_in(name, column_words.LABELS) and looks[name] == "number")
+        or (looks[name] in ("number", "grade") and words_of(name)[-1] in _SCORES)
+        or (
+            column_words.ends_in(name, column_words.LABELS)
+            and looks[name] in ("number", "codes", "words")
+        )
         for name in unread
     )
     looks_unread = {looks[name] for name in unread} | {
@@ -306,6 +320,7 @@ def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> fl
     if all(column_words.REVIEWS.isdisjoint(words_of(text)) for text in texts):
         cost += _ROUTED * column_words.ends_in(label, column_words.ROUTING) + _ANSWER * is_answer
     cost += _JUDGED * (not WHOLE.isdisjoint(split_name(label)))
+    is_late |= not _OF_LABELS.isdisjoint(split_name(label))
     return cost + _LATE * is_late
 
 
@@ -478,13 +493,18 @@ def _list_cost(column: Column, name: str, look: str, by_name: int) -> float | No
 
 def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> float | None:
     """Return what a column costs as a text; None if its name or look is that of something else."""
+    words = {*words_of(name)}
+    if column.role == "text" and not words.isdisjoint(_CLEANED):
+        fit -= 2 * NAMED
+    elif not words.isdisjoint(column_words.COPIES):
+        fit += NAMED
     if by_name <= SIMILAR:
-        is_result = column.role == "source" and column_words.SUMMARIES & {*words_of(name)}
+        is_result = column.role == "source" and column_words.SUMMARIES & words
         return by_name + fit + _HALF * bool(is_result)
     is_found = column.setting == "text_pair_column" and column.role != "text_pair"
     if column.is_target:
+        fit += 2 * _HALF * (look != "text" and names_class(name))
         return None if look == "category" else by_name + fit
-    words = {*words_of(name)}
     fit += _HALF * (column.role == "source" and bool(words & column_words.SUMMARIES))
     is_answer = column.role in _ASKING and words & column_words.ANSWERING - column_words.ASKING
     if (is_answer and not words & column_words.ASKING) or (
@@ -499,10 +519,6 @@ def _text_cost(column: Column, name: str, look: str, by_name: int, fit: int) -> 
         column.role == "input" and not column_words.ends_in(name, column_words.CONTEXTS)
     ):
         return None
-    if column.role == "text" and not words.isdisjoint(_CLEANED):
-        fit -= 2 * NAMED
-    elif not words.isdisjoint(column_words.COPIES):
-        fit += NAMED
     return by_name + fit + 3 * (is_found and by_name == UNKNOWN)
 
 

@@ -22,6 +22,7 @@ from recipe.data.layout.splits import TRAIN
 from recipe.data.proposing.name_meanings import is_described
 from recipe.spec import name_stem, normalize_name
 
+_SAMPLE_ROWS = 1_000
 _LONG, _LONG_CELL, _FEW = 4, 25, 11
 """Words, and characters, above which a cell is a text rather than some words; values of grades."""
 _RATERS = {"annotator", "annotation", "coder", "model", "pred", "predicted", "prediction", "rater"}
@@ -83,7 +84,9 @@ def alike_labels(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
         if look == "number" and any(is_fraction(str(cell)) for cell in cells):
             largest = max(abs(float(cell)) for cell in cells)
             numbers += [name] * (largest <= _LARGEST)
-        if look != "category":
+        rows = len(part.table[name].slice(0, _SAMPLE_ROWS))
+        is_mark = look == "constant" and len(cells) * 2 < rows  # x, or empty
+        if look != "category" and not is_mark:
             continue
         for known, group in groups:
             if len(known & {*cells}) * 2 > len(known | {*cells}):
@@ -92,7 +95,7 @@ def alike_labels(part: Part, looks: Mapping[str, str]) -> list[Sequence[str]]:
                 break
         else:
             groups.append(({*cells}, [name]))
-    large = [(known, group) for known, group in groups if len(group) > 2 and len(known) > 1]
+    large = [(known, group) for known, group in groups if len(group) > 2]
     for known, group in large:
         group += [n for n, look in looks.items() if look in ("category", "constant")
                   and n not in group and known.issuperset(sample_cells(part, n))]  # fmt: skip

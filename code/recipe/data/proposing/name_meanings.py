@@ -18,6 +18,8 @@ NO_HEADER = "column_"
 _SCALE = re.compile(
     r"\d\s*(?:-|~|/|to|ile|a|à|bis|do|до|tot|til|out of|sur|su|auf|von)\s*\d", re.IGNORECASE
 )
+_CODES = {"id", "ids", "idx", "index", "code", "codes"}
+"""Last words of names of classes as numbers."""
 _SOURCES = {"src", "source", "tgt", "trg", "target"}
 _COPIED = (
     column_words.COPIES
@@ -31,7 +33,7 @@ _COPIED = (
 """Words by which the names of two forms of a text differ."""
 REWRITTEN = {
     *("raw", "clean", "cleaned", "normalized", "normalised", "processed", "preprocessed"),
-    *("lemmatized", "stemmed", "tokenized", "final"),
+    *("lemmatized", "stemmed", "tokenized", "final", "combined"),
 }
 """Words in names of texts that are rewritten, though what they say may describe others."""
 PAIRING = (
@@ -73,6 +75,9 @@ def is_described(name: str, look: str) -> bool:
     key = normalize_name(name)
     if name.startswith("_") or is_question(name):
         return name.startswith("_") and look != "text"
+    *_, noun, last = ["", *split_name(name)]
+    if noun in column_words.LABELS and last in _CODES and look != "codes":
+        return False  # intent_id
     is_description = (
         key in DESCRIPTIONS
         or words_of(name)[-1] in DESCRIPTIONS
@@ -100,8 +105,8 @@ def are_unrelated(text: str, other: str, names: Iterable[str]) -> bool:
         is_described = second[-1] in column_words.DESCRIBING
         others = {words_of(name)[-1] for name in names}
         return not is_described and (is_of_thing or not column_words.WORKS.isdisjoint(others))
-    if len({*first, *second} & REWRITTEN) == 1 and not {*first} & REWRITTEN & {*second}:
-        return True  # one of two is rewritten
+    if {*first} & REWRITTEN != {*second} & REWRITTEN:
+        return True  # one of two is rewritten, or both in other ways
     asking = {*column_words.ASKING, "post"}
     is_reply = not {*second}.isdisjoint({"reply", "response", *column_words.ANSWERS})
     more = {*first} ^ {*second}
