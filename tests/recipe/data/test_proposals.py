@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from recipe.plan import detection
 from tests.support.shape_lines import CONFIGURATIONS, proposed_lines
 
 KINDS: Mapping[str, Any] = {
-    "text": lambda n: f"We waited {n} hours for the green house on the river number {n * 7}.",
-    "title": lambda n: f"Green house {n}",
+    # Numbers that tell no class.
+    "text": lambda n: (
+        f"We waited {random.Random(n).random()} hours for the green house on the river."
+    ),
+    "title": lambda n: f"Green house {random.Random(n).random():.5f}",
     "class": lambda n: ["good", "bad", "fine"][n % 3],
     "flag": lambda n: n % 2,
     "stars": lambda n: n % 5 + 1,

@@ -15,6 +15,7 @@ from typing import Any
 
 from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, split_name, words_of
 from recipe.data import class_checks, conversations, labels, values
+from recipe.data.column_matching import is_label
 from recipe.data.column_names import WORD_NAMES
 from recipe.data.column_settings import (
     ColumnsError,
@@ -32,6 +33,7 @@ from recipe.data.files.text_files import files_encoded
 from recipe.data.layout.row_splits import SplitColumnError, split_column
 from recipe.data.proposing.column_costs import Roles, find_listed, label_cost, rank_roles
 from recipe.data.proposing.column_looks import alike_labels, are_numbers, look_of
+from recipe.data.proposing.learnability import LEARNED_ROWS, learned_shares
 from recipe.data.proposing.name_meanings import are_translations
 from recipe.errors import DataError
 from recipe.settings import DataSettings, split_values
@@ -64,6 +66,11 @@ _TIE = 0.01
 """What orders ways that cost the same."""
 _GAPS, _MANY, _LOOKED_AT = 4, 0.2, 200
 """What a column with many empty cells costs; the share of cells that is many, of the first ones."""
+_MOST_JUDGED, _MOST_LABELS = 2, 5
+"""Texts of which, and labels by which, it is tried what can be learned."""
+_LITTLE, _SOME, _CHANCE, _UNLEARNED = 0.05, 0.1, 6, 6
+"""Shares that are learned of a label that is none of these texts, and of one that is, above what is
+learned by chance of some rows; what the first label costs."""
 _NEAR = 10
 """How much more a line may cost than the first one."""
 Works = Callable[[Part, str, DataSettings], bool]
@@ -139,7 +146,7 @@ def find(
         needed = {names[0] for role, names in roles.items()
                   if len(names) == 1 and not form[role].is_optional}  # fmt: skip
         ranked[way] = cost + _GAPS * len(needed & gaps), spec, form, roles
-    _rank_labels(ranked, looks)
+    _rank_labels(part, ranked, looks)
     proposed: dict[object, Proposal] = {
         proposal.line(True): proposal
         for task in tasks
@@ -170,24 +177,56 @@ def _has_gaps(part: Part, name: str) -> bool:
 
 
 def _rank_labels(
-    ranked: dict[object, tuple[float, TaskSpec, Form, Roles]], looks: Mapping[str, str]
+    part: Part, ranked: dict[object, tuple[float, TaskSpec, Form, Roles]], looks: Mapping[str, str]
 ) -> None:
     """Order the ways to read the same texts by their labels, at the costs that they have."""
-    by_texts: dict[object, list[object]] = {}
+    by_texts: dict[tuple[str, ...], list[object]] = {}
     for key, (_, spec, form, roles) in ranked.items():
         if "label" in roles and form["label"].is_target and spec.owns_settings:
-            texts = tuple(names for role, names in roles.items() if role != "label")
-            by_texts.setdefault((spec.name, *map(tuple, texts)), []).append(key)
-    for keys in by_texts.values():
+            names = [name for role, some in roles.items() if role != "label" for name in some]
+            by_texts.setdefault((spec.name, *names), []).append(key)
+    groups = sorted(by_texts.items(), key=lambda item: min(ranked[key][0] for key in item[1]))
+    for place, ((_, *texts), keys) in enumerate(groups):
+        totals = {
+            key: ranked[key][0] + label_cost(ranked[key][3]["label"][0], texts, looks)
+            for key in keys
+        }
+        if place < _MOST_JUDGED:
+            likely = sorted(keys, key=lambda key: totals[key])[:_MOST_LABELS]
+            unlearned = _unlearned(part, texts, {k: ranked[k][3]["label"] for k in likely}, looks)
+            totals |= {key: totals[key] + _UNLEARNED for key in unlearned}
         costs = sorted(ranked[key][0] for key in keys)
-
-        def total(key: object) -> float:
-            cost, _, _, roles = ranked[key]
-            texts = [name for role, names in roles.items() if role != "label" for name in names]
-            return cost + label_cost(roles["label"][0], texts, looks)
-
-        for index, key in enumerate(sorted(keys, key=total)):
+        for index, key in enumerate(sorted(keys, key=lambda key: totals[key])):
             ranked[key] = (costs[index] + index * _TIE, *ranked[key][1:])
+
+
+def _unlearned(
+    part: Part, texts: Sequence[str], labels_of: Mapping[object, Sequence[str]],
+    looks: Mapping[str, str],
+) -> list[object]:  # fmt: skip
+    """Return the keys of labels that a simple model does not learn from the texts, if it learns
+    others of them."""
+    judged = {
+        names[0]: key
+        for key, names in labels_of.items()
+        if len(names) == 1 and looks[names[0]] in ("category", "flag", "grade")
+    }
+    if len(judged) < 2:
+        return []
+    rows = part.table.slice(0, LEARNED_ROWS)
+    lines = [" ".join(str(cell or "") for cell in row)
+             for row in zip(*(rows[name].to_pylist() for name in texts), strict=True)]  # fmt: skip
+    classes = {
+        name: ["" if cell is None else str(cell) for cell in rows[name].to_pylist()]
+        for name in judged
+    }
+    shares = learned_shares(lines, classes)
+    best = max(shares.values(), default=0.0) - _CHANCE / len(lines)
+    return [
+        judged[name]
+        for name, share in shares.items()
+        if share <= _LITTLE < _SOME <= best and not is_label(name)
+    ]
 
 
 def _judged(
