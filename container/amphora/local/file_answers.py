@@ -125,7 +125,7 @@ def _read_rows(data: Path) -> Iterator[Row]:
     if kind not in (".csv", ".tsv", ".jsonl", ".ndjson", ".txt"):
         raise ConfigError(
             f"{data} has the suffix {kind or 'of no format'!r}.",
-            "Give a .csv, .tsv, .jsonl or .txt file.",
+            "Give a .csv, .tsv, .jsonl or .txt file; save the sheet of a workbook as CSV.",
         )
     opened: Callable[..., IO[str]] = gzip.open if data.suffix == ".gz" else open
     number = 0

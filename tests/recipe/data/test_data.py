@@ -29,6 +29,7 @@ from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 from tests.support.paths import ROOT
 from tests.support.refusals import refused
+from tests.support.workbooks import workbook
 
 ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
 Rows = Sequence[tuple[str, Any]]
@@ -311,6 +312,12 @@ def test_broken_delimited_data_is_named(
         load({"train": tmp_path}, **hyperparameters)
 
 
+SHEET: list[list[object]] = [
+    ["text", "label"],
+    *[[f"row, {n}\nof two lines", n % 3] for n in range(24)],
+]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -353,8 +360,19 @@ def test_broken_delimited_data_is_named(
         ),
         ("a.jsonl", b'{"text": ["a", "b"], "label": 1}\n', ["'text'", "holds lists"]),
         ("train.csv.zip", b"PK\x03\x04", ["is packed"]),
-        ("a.xlsx", b"PK\x03\x04", ["a.xlsx is packed, or a workbook", "as CSV"]),
-        ("a.xls", b"\xd0\xcf\x11\xe0", ["a.xls is packed, or a workbook", "as CSV"]),
+        ("a.xlsx", b"PK\x03\x04", ["a.xlsx is packed"]),
+        ("a.xls", b"\xd0\xcf\x11\xe0", ["a.xls cannot be read as a workbook", "as CSV"]),
+        ("a.xlsx", workbook({"A": SHEET, "B": SHEET}), ["2 sheets with rows: A, B", "as CSV"]),
+        (
+            "a.xlsx",
+            workbook({"A": [["Answers of May"], *SHEET]}),
+            ["line 1 has one cell, 'Answers of May'", "Remove the rows above"],
+        ),
+        (
+            "a.xlsx",
+            workbook({"A": [*SHEET[:9], ["the end", None], *SHEET[9:]]}),
+            ["a.xlsx line 10", "no label"],
+        ),
         *(
             (
                 "a.csv",
@@ -841,6 +859,28 @@ def test_a_public_layout_is_refused(
     write(tmp_path, files)
     with refused(DataError, *words):
         load({"train": tmp_path})
+
+
+@pytest.mark.parametrize(("rows", "labels"), [
+    (SHEET, ["0", "1"]),
+    ([["text", "label"], [None, None], *[[f"row {n}", n % 2 == 0] for n in range(24)]], ["True", "False"]),
+    ([["text", "label"], *[[f"row {n}", n / 4 + 0.5] for n in range(24)]], ["0.5", "0.75"]),
+])  # fmt: skip
+def test_a_workbook_is_read(
+    tmp_path: Path, rows: Sequence[Sequence[object]], labels: list[str]
+) -> None:
+    content = workbook({"Notes": [["a", "b"]], "Data": rows, "Empty": []}, hidden="Notes")
+    (tmp_path / "train.xlsx").write_bytes(content)
+    read = load({"train": tmp_path})
+    shown = {
+        text: read.labels.show(label)
+        for text, label in read.train.select_columns(["text", "label"]).to_pandas().values
+    }
+    first = [row for row in rows[1:] if row[0]][:2]
+    assert [shown[str(row[0])] for row in first if row[0] in shown] == [
+        label for row, label in zip(first, labels, strict=True) if row[0] in shown
+    ]
+    assert "train.xlsx, workbook" in "\n".join(read.notes)
 
 
 def test_the_table_of_formats_is_that_of_the_code() -> None:

@@ -13,7 +13,7 @@ import csv
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ _TABLE_SHARE = 0.95
 Bytes = npt.NDArray[Any]
 Block = tuple[pa.Table, Bytes]
 """Some rows as strings, a header among them, and the line on which each starts."""
-_Row = tuple[int, list[str]]
+Row = tuple[int, list[str]]
+"""The first line of a row, and its cells."""
 _TEXTS, _LABELS, _SPLITS = (
     frozenset(map(normalize_name, names)) for names in (TEXT_NAMES, LABEL_NAMES, SPLIT_COLUMNS)
 )
@@ -196,9 +197,37 @@ def _cells(lines: Iterable[str], delimiter: str, quote: str | None, strict: bool
 def _read_rows(
     path: Path, encoding: str, delimiter: str, quote: str | None, has_header: HeaderHint
 ) -> Part:
-    rows = _rows(path, encoding, delimiter, quote)
-    first = list(itertools.islice(rows, _SAMPLE_ROWS))
+    quickly = None
+    if encoding == "utf-8-sig" and quote != "'":
+        quickly = functools.partial(_read_quickly, path, delimiter, quote is not None)
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
+    with contextlib.closing(_rows(path, encoding, delimiter, quote)) as rows:
+        part = tabulate(path, rows, kind, has_header, quickly)
+    if len(part.table.column_names) > 1 and quote and delimiter != "\t":
+        _check_no_swallowed_rows(part, delimiter)
+    return part
+
+
+def tabulate(
+    path: Path,
+    rows: Iterator[Row],
+    kind: str,
+    has_header: HeaderHint,
+    read_quickly: Callable[[Sequence[str], list[Row]], Iterator[Block]] | None = None,
+) -> Part:
+    """Return rows of equally many cells as a table of strings.
+
+    Args:
+        kind: Their format, for the log.
+        has_header: Whether the first row names the columns, or names by which it is known.
+        read_quickly: Yields the rows again, given the names of the columns and the first rows; it
+            may raise NotPlain.
+
+    Raises:
+        UnclearHeader: The first row may name the columns.
+        DataError: The header is repeated below.
+    """
+    first = list(itertools.islice(rows, _SAMPLE_ROWS))
     if not first:
         return Part(path=path, format=kind, table=pa.table({}), lines=[])
     is_survey = has_header is not False and all(
@@ -208,7 +237,7 @@ def _read_rows(
     names = header or [f"column_{index}" for index in range(len(first[0][1]))]
     schema = pa.schema([(name, pa.string()) for name in names])
 
-    def csv_blocks() -> Iterator[Block]:
+    def blocks_of_rows() -> Iterator[Block]:
         chunk = first
         while chunk:
             columns = zip(*(cells for _, cells in chunk), strict=True)
@@ -229,27 +258,29 @@ def _read_rows(
         return Part(path=path, format=kind, table=table, lines=np.concatenate(starts)[begin:])
 
     part = None
-    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig" and quote != "'":
+    if len(first) == _SAMPLE_ROWS and read_quickly is not None:
         with contextlib.suppress(NotPlain):
-            part = part_from(_read_quickly(path, delimiter, quote is not None, names, first))
-    part = part or part_from(csv_blocks())
-    if len(names) > 1 and quote and delimiter != "\t":
-        _check_no_swallowed_rows(part, delimiter)
+            part = part_from(read_quickly(names, first))
+    part = part or part_from(blocks_of_rows())
     if len(names) > 1 and header is not None:
-        cells = first[0][1]
-        columns = zip(cells, part.table.columns, strict=True)
-        (name, narrow), *others = sorted(columns, key=lambda column: int(column[1].nbytes))
-        again = np.flatnonzero(pc.equal(narrow, name).to_numpy(zero_copy_only=False))
-        for name, column in others:
-            is_same = [cell == name for cell in column.take(again).to_pylist()]
-            again = again[np.asarray(is_same, bool)]
-        if len(again):
-            raise DataError(
-                f"{part.where(int(again[0]))} repeats the header ({', '.join(cells)[:80]}), as do "
-                f"{len(again)} rows in all: files with headers were concatenated.",
-                "Remove these lines, or give the files as they were.",
-            )
+        _check_one_header(part, first[0][1])
     return part
+
+
+def _check_one_header(part: Part, cells: Sequence[str]) -> None:
+    """Raise DataError if the row that names the columns is repeated below."""
+    columns = zip(cells, part.table.columns, strict=True)
+    (name, narrow), *others = sorted(columns, key=lambda column: int(column[1].nbytes))
+    again = np.flatnonzero(pc.equal(narrow, name).to_numpy(zero_copy_only=False))
+    for name, column in others:
+        is_same = [cell == name for cell in column.take(again).to_pylist()]
+        again = again[np.asarray(is_same, bool)]
+    if len(again):
+        raise DataError(
+            f"{part.where(int(again[0]))} repeats the header ({', '.join(cells)[:80]}), as do "
+            f"{len(again)} rows in all: files with headers were concatenated.",
+            "Remove these lines, or give the files as they were.",
+        )
 
 
 def _check_no_swallowed_rows(part: Part, delimiter: str) -> None:
@@ -304,7 +335,7 @@ def _check_quotes(path: Path, sample: Sequence[str], delimiter: str) -> None:
 
 
 def _read_quickly(
-    path: Path, delimiter: str, quoted: bool, names: Sequence[str], first: list[_Row]
+    path: Path, delimiter: str, quoted: bool, names: Sequence[str], first: list[Row]
 ) -> Iterator[Block]:
     """Yield all rows as `_rows` reads them, some megabytes at a time.
 
@@ -394,7 +425,7 @@ def _row_ends(block: bytes, delimiter: str, quoted: bool) -> tuple[Bytes, Bytes]
     return breaks[np.searchsorted(quotes, breaks) % 2 == 0], breaks
 
 
-def _rows(path: Path, encoding: str, delimiter: str, quote: str | None) -> Iterator[_Row]:
+def _rows(path: Path, encoding: str, delimiter: str, quote: str | None) -> Generator[Row]:
     """Yield each row's first line and its cells; all rows have as many cells as the first."""
     width = None
     csv.field_size_limit(_LONGEST_FIELD)

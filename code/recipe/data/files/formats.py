@@ -40,6 +40,7 @@ from recipe.data.files.text_files import (
     open_bytes,
     open_text,
 )
+from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
 
@@ -63,7 +64,7 @@ class Format:
     is_one: Callable[[Path], bool]
     """Returns whether a file or folder has this format; the first such row of FORMATS is used."""
     read: Callable[[Path], Part] | None = None
-    """None for delimited text, which has options."""
+    """None for those whose first row may name the columns."""
 
 
 def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()) -> Part:
@@ -84,6 +85,8 @@ def read(path: Path, lone_column: bool = False, header: HeaderHint = frozenset()
         file_format = format_of(path)
         if file_format.read is not None:
             return _flat(file_format.read(path))
+        if file_format.name == _WORKBOOK:
+            return read_workbook(path, header)
         reader = functools.partial(
             read_delimited, lone_column=lone_column, others=known_formats(), header=header
         )
@@ -281,17 +284,17 @@ def _is_json(path: Path, character: str) -> bool:
 
 def is_delimited(path: Path) -> bool:
     """Return whether a file has none of the formats before CSV in the table."""
-    return format_of(path).read is None
+    return format_of(path) is FORMATS[-1]
 
 
-_PACKED, _ANNOTATED = "packed, or a workbook", "of annotations (spaCy, BRAT, WebAnno)"
+_PACKED, _ANNOTATED = "packed", "of annotations (spaCy, BRAT, WebAnno)"
+_WORKBOOK = "Workbook"
 _POINTER = "a pointer of Git LFS, not the file"
 _MARKED = "of lines of fastText and BlazingText"
 _NOT_READ = {
     **dict.fromkeys(
         (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!"), _PACKED
     ),
-    b"\xd0\xcf\x11\xe0": _PACKED,
     b"#FORMAT=": _ANNOTATED,
     b"__label__": _MARKED,
     b"Obj\x01": "an Avro file",
@@ -308,7 +311,7 @@ _NOT_READ = {
 """Files that are not read, by their first bytes."""
 _REMEDIES = {
     _POINTER: "Fetch the file: git lfs pull",
-    _PACKED: "Unpack it, or pack it by gzip. Save each sheet of a workbook as CSV.",
+    _PACKED: "Unpack it, or pack it by gzip.",
     _ANNOTATED: "Write a row for each text into a file with the suffix .jsonl: "
     '{"text": "Ada sat", "entities": [[0, 3, "PER"]]}',
     _MARKED: "For text-classification, write JSON Lines (and give label_separator=; if lines have "
@@ -361,6 +364,12 @@ FORMATS: Sequence[Format] = (
         "`task=token-classification`",
         is_one=is_conll,
         read=lambda path: _read_text(path, read_conll),
+    ),
+    Format(
+        name=_WORKBOOK,
+        suffixes=".xlsx, .xls, .ods",
+        what="its only sheet with rows",
+        is_one=is_workbook,
     ),
     Format(
         name="CSV",

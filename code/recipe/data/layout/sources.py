@@ -30,7 +30,10 @@ _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
     r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
-TABLE_SUFFIXES = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"}
+TABLE_SUFFIXES = {
+    *(".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"),
+    *(".xlsx", ".xls", ".ods"),
+}
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _COPY_WORDS = (
     "copy|kopie|copie|copia|c[oó]pia|kopia|old|backup|bak|orig|original|tmp|temp|checkpoint|archive"

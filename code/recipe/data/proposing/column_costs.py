@@ -85,7 +85,7 @@ _FLAG, _SORT = 5, 3
 _NEXT, _JUDGED, _ROUTED, _ANSWER, _LATE = -2, -2, -3, 3, 2
 """What `label_cost` adds for each of these."""
 _OF_LABELS = {"method", "metodo", "methode", "metode", "source", "author", "ban", "rule"}
-"""Words in names of what is told of labels, or of authors."""
+"""Words in names of what describes labels, or of authors."""
 _SCORES = {*SCORE_NAMES, "sim", "relatedness"}
 _STATES = {"status", "state", "department"}
 _LISTS_OF_WORDS = {"concept", "token", "word"}

@@ -186,12 +186,12 @@ def _rank_labels(
             names = [name for role, some in roles.items() if role != "label" for name in some]
             by_texts.setdefault((spec.name, *names), []).append(key)
     groups = sorted(by_texts.items(), key=lambda item: min(ranked[key][0] for key in item[1]))
-    for place, ((_, *texts), keys) in enumerate(groups):
+    for number, ((_, *texts), keys) in enumerate(groups):
         totals = {
             key: ranked[key][0] + label_cost(ranked[key][3]["label"][0], texts, looks)
             for key in keys
         }
-        if place < _MOST_JUDGED:
+        if number < _MOST_JUDGED:
             likely = sorted(keys, key=lambda key: totals[key])[:_MOST_LABELS]
             unlearned = _unlearned(part, texts, {k: ranked[k][3]["label"] for k in likely}, looks)
             totals |= {key: totals[key] + _UNLEARNED for key in unlearned}
