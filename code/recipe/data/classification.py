@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import class_checks, held_out, labels, values
+from recipe.data import held_out, labels, values
+from recipe.data.classes import class_checks, label_columns
 from recipe.data.column_names import ADDRESS, LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.files import formats
 from recipe.data.files.part import HeaderHint, Part, is_number, token_data
@@ -27,6 +28,7 @@ from recipe.data.held_out import DataSets, data_set
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import shards
 from recipe.data.layout.shards import Hosts
+from recipe.data.layout.splits import TRAIN
 from recipe.data.reading import ChannelFiles, ReadFile, describe_files, read_columns
 from recipe.errors import DataError, join_names
 from recipe.settings import DataSettings
@@ -85,6 +87,8 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         read = reading.converted(
             functools.partial(_labelled, texts=inputs.values(), settings=settings, notes=notes)
         )
+        if len(names) > 1 and not columns:
+            label_columns.check_alike([*itertools.chain(*read.values())], label)
     of_hosts = hosts.gather([
         (distinct(part, label), part.table.num_rows, _empty_labels(part, label))
         for part in read.get("train", ())
@@ -160,8 +164,9 @@ def _labelled(
         part = labels.labelled(part, name, settings.missing_labels)
     if unlabelled := file.part.table.num_rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
-    part, label = values.one_label_column(part, names, settings)
-    part = values.listed_labels(part, label)
+    is_trained = file.split == TRAIN
+    part, label = label_columns.one_label_column(part, names, settings, is_trained)
+    part = label_columns.listed_labels(part, label)
     rows, lacking = part.table.num_rows, []
     for column in texts:
         values.check_texts(part, column)
@@ -178,6 +183,7 @@ def _labelled(
         )
     for name in names if settings.problem_type == labels.NUMBER else [label]:
         values.check_labels(part, name)
+    label_columns.check_not_of_words(part, label, texts)
     return part
 
 
@@ -189,11 +195,11 @@ def _with_problem(
     if len(names) < 2 or settings.problem_type or settings.class_names is not None:
         return settings
     parts = [file.part for file in reading.files_of("train")]
-    kinds = [values.kinds_of_labels(part, names, settings) for part in parts]
-    if set().union(*hosts.gather(set().union(*kinds))) != {values.FRACTIONS}:
+    kinds = [label_columns.kinds_of_labels(part, names, settings) for part in parts]
+    if set().union(*hosts.gather(set().union(*kinds))) != {label_columns.FRACTIONS}:
         return settings
     with hosts.together():
-        for name in names if settings.trains else ():
+        for name in names if settings.trains and parts else ():
             class_checks.check_numbers(parts, name, 0)
     return dataclasses.replace(settings, problem_type=labels.NUMBER)
 

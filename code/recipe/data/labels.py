@@ -28,6 +28,8 @@ _WHOLE = re.compile(r"[-+]?\d+")
 _FRACTION = re.compile(r"[-+]?\d*\.\d+")
 _PLAUSIBLE_CLASSES = 50
 _ALPHABET = 10
+_LARGEST_NUMBER = 3.4e38
+"""Of 32 bits."""
 
 SINGLE, SEVERAL, NUMBER = PROBLEMS
 
@@ -130,7 +132,11 @@ class LabelShape:
             return classes_of_rows
         if self.problem == NUMBER:
             for row, value in enumerate(values):
-                if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
+                if (
+                    value is None
+                    or not is_number(str(value))
+                    or not abs(float(value)) <= _LARGEST_NUMBER
+                ):
                     raise DataError(
                         f"{part.where(row)} has {value!r} in column {column!r}, and other rows "
                         "have numbers.",

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import datasets
@@ -18,9 +16,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 
 from recipe.column_words import ANSWERS, words_of
-from recipe.data import class_checks, labels
 from recipe.data.column_names import MESSAGES, TOKEN_IDS
-from recipe.data.column_settings import is_flag, quote_value
+from recipe.data.column_settings import quote_value
 from recipe.data.columns import ColumnSelection
 from recipe.data.conversations import EXAMPLE
 from recipe.data.files.part import (
@@ -36,7 +33,7 @@ from recipe.data.files.part import (
 )
 from recipe.data.files.spool import spooled_column
 from recipe.errors import DataError
-from recipe.settings import DataSettings, split_values
+from recipe.settings import DataSettings
 from recipe.spec import CellKind, Column
 from recipe.task_table import names_target
 
@@ -55,8 +52,6 @@ _TURNS = "the texts of each list are turns, the user's first"
 _FIRST = "the first text of each list is learned"
 _JOINED = "the texts of each list are joined by spaces"
 """What lists of texts become: words, sentences or right answers, as only the user knows."""
-_SPACED_ITEMS = re.compile(r"['\"]\s+['\"]")
-"""What NumPy prints between the items of a list; Python would read them as one."""
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
 
 
@@ -237,131 +232,6 @@ def check_labels(part: Part, column: str) -> None:
             f"rows only, such as {str(lists[0])[:60]}.",
             'Write lists of classes in all rows, as JSON does: ["a", "b"].',
         )
-
-
-def listed_labels(part: Part, column: str) -> Part:
-    """Return a part whose labels are lists where all are written as such in strings, by JSON, by
-    Python or as Label Studio's choices, of which some may be a single one; others unchanged."""
-    cells = part.table[column]
-    if not is_string(cells.type):
-        return part
-    encoded = cells.combine_chunks().dictionary_encode()
-    texts: list[str] = encoded.dictionary.to_pylist()
-    lists: list[list[Any] | None] = []
-    has_choices = False
-    for text in texts:
-        parsed: Any = None if _SPACED_ITEMS.search(text) else container(text)
-        if isinstance(parsed, dict) and [*parsed] == ["choices"]:
-            parsed, has_choices = parsed["choices"], True
-        are_classes = isinstance(parsed, list) and all(isinstance(i, (str, int)) for i in parsed)
-        if parsed is not None and not are_classes:
-            return part
-        lists.append(parsed if text.strip() else [])
-    if not any(lists) or (None in lists and not has_choices):
-        return part
-    rows = [[text] if labels_here is None else labels_here
-            for text, labels_here in zip(texts, lists, strict=True)]  # fmt: skip
-    if len({type(item) for row in rows for item in row}) > 1:
-        return part
-    return part.with_column(column, pa.array(rows).take(encoded.indices))
-
-
-def one_label_column(part: Part, names: Sequence[str], settings: DataSettings) -> tuple[Part, str]:
-    """Replace several columns of labels by one: columns of 0 and 1 are a class each; of others,
-    each value is a class `column: value`, or a number by problem_type.
-
-    Args:
-        names: The columns of labels; a single one is returned unchanged.
-
-    Returns:
-        The part, and the name of its column of labels: lists of numbers or classes, or one class
-        if each row has a single 1.
-
-    Raises:
-        DataError: One of several columns holds no classes, or what is a number or a class only if
-            problem_type says so.
-    """
-    if len(names) == 1:
-        return part, names[0]
-    new, classes, codes = ",".join(names), list[str](), []
-    if settings.problem_type == labels.NUMBER:
-        return _with_numbers(part, names, new, settings.missing_labels), new
-    are_flags = all(is_flag(part, name) for name in names)
-    for name in names:
-        cells = part.table[name]
-        if are_flags:
-            true = pa.array(["1", "1.0", "true"])
-            is_true = pc.is_in(pc.utf8_lower(pc.cast(cells, pa.string())), true)
-            codes.append(np.where(is_true.to_numpy(), len(classes), -1))
-            classes.append(name)
-            continue
-        if pa.types.is_nested(cells.type):
-            raise DataError(
-                f"label_column has value {new!r}, and column {name!r} of {part.path} holds lists.",
-                "Name one column of lists, or several without lists.",
-            )
-        if settings.problem_type != labels.SEVERAL and integers(part, name) is not None:
-            raise DataError(
-                f"label_column has value {new!r}, and column {name!r} of {part.path} holds "
-                "numbers.",
-                "Give problem_type=regression to learn the numbers, problem_type="
-                "multi_label_classification if each number is a class, or name one column; "
-                "missing_labels=-1 leaves out rows with -1.",
-            )
-        class_checks.check_classes([part], name, part.table.num_rows, settings.missing_labels)
-        encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
-        numbers = encoded.indices.to_numpy(zero_copy_only=False)
-        firsts = part.select(np.unique(numbers, return_index=True)[1])
-        spelled = labels.LabelShape(problem=labels.SEVERAL).spell(firsts, name)
-        known = sorted({*itertools.chain(*spelled)})
-        ids = [len(classes) + known.index(*label) if label else -1 for label in spelled]
-        codes.append(np.array(ids)[numbers])
-        classes += [f"{name}: {label}" for label in known]
-    of_rows = np.stack(codes, axis=1)
-    numbers = pa.array(of_rows[of_rows >= 0], pa.int64())
-    counts = (of_rows >= 0).sum(axis=1)
-    ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-    if are_flags:
-        is_single = bool((counts == 1).all())
-        rows = numbers if is_single else pa.ListArray.from_arrays(ends, numbers)
-        return part.with_column(new, rows).named(new, names), new
-    # Other files may have other values.
-    written = pa.array(classes, pa.large_string()).take(numbers)
-    return part.with_column(new, pa.ListArray.from_arrays(ends, written)), new
-
-
-def _with_numbers(part: Part, names: Sequence[str], new: str, missing: str | None) -> Part:
-    """Return a part with lists of the numbers in several columns."""
-    shape, kind = labels.LabelShape(problem=labels.NUMBER, missing=missing), pa.list_(pa.float64())
-    for name in names:
-        shape.check_filled(part, name)
-
-    def rows() -> Iterator[list[tuple[float, ...]]]:
-        for first, batch in part.batches(names):
-            some = part.select(np.arange(first, first + batch.num_rows))
-            yield list(zip(*(shape.spell(some, name) for name in names), strict=True))
-
-    return part.with_column(new, spooled_column(kind, rows()))
-
-
-WORDS, FRACTIONS = "words", "fractions"
-
-
-def kinds_of_labels(part: Part, names: Sequence[str], settings: DataSettings) -> set[str]:
-    """Return what columns of labels hold besides whole numbers and marks of missing values."""
-    kinds = set[str]()
-    marks = {"", "None", *class_checks.MISSING, *split_values(settings.missing_labels)}
-    for name in names:
-        if name in part.class_names or pa.types.is_nested(part.table[name].type):
-            return {WORDS}
-        for _, batch in part.batches([name]):
-            texts = {str(cell).strip() for cell in batch[name].unique().to_pylist()} - marks
-            if not all(map(is_number, texts)):
-                return {WORDS}
-            if any(math.isfinite(value) and not value.is_integer() for value in map(float, texts)):
-                kinds.add(FRACTIONS)
-                break  # with which it cannot be a column of classes
-    return kinds
 
 
 def integers(part: Part, column: str) -> set[int] | None:

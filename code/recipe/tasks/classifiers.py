@@ -98,6 +98,13 @@ class Classification(Task):
         """
         splits, trains = self.data, self.model_settings.trains
         known, names = splits.labels, known_labels(source, self.model_settings)
+        is_regression = source.read_settings().get("problem_type") == NUMBER
+        if not trains and len(names) > 1 and is_regression and known.problem != NUMBER:
+            raise ModelError(
+                f"The model {source.location} answers with numbers, {', '.join(names)}, and the "
+                "data has classes.",
+                "Give problem_type=regression.",
+            )
         has_same = sorted(names) == sorted(known.names)
         if names in ((), known.names) or (trains and not has_same):
             return

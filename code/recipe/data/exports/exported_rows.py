@@ -40,6 +40,8 @@ def find_samples(part: Part, settings: DataSettings, notes: list[str]) -> Part:
     names = {*part.table.column_names} - {*settings.named_columns, *settings.ignored_columns}
     if _ANSWER not in names or not names & {"_input_hash", "_task_hash", "spans"}:
         return part
+    if not is_string(part.table.schema.field(_ANSWER).type):
+        return part
     answers = part.table[_ANSWER].to_pylist()
     if not {*answers} - {None} or not {*answers} - {None} <= _ANSWERS:
         return part

@@ -202,13 +202,13 @@ def _read_rows(
         quickly = functools.partial(_read_quickly, path, delimiter, quote is not None)
     kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     with contextlib.closing(_rows(path, encoding, delimiter, quote)) as rows:
-        part = tabulate(path, rows, kind, has_header, quickly)
+        part = read_cells(path, rows, kind, has_header, quickly)
     if len(part.table.column_names) > 1 and quote and delimiter != "\t":
         _check_no_swallowed_rows(part, delimiter)
     return part
 
 
-def tabulate(
+def read_cells(
     path: Path,
     rows: Iterator[Row],
     kind: str,
@@ -484,7 +484,7 @@ def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[s
     is_certain = has_texts and (bool(known & _LABELS) or _resemble(LABEL, names))
     words = {name.lower() for name in names}
     is_certain |= bool(words & column_words.QUESTIONS and words & column_words.ANSWERS)
-    is_certain |= len(known & _header_names()) > 1
+    is_certain |= len(known & _header_names()) > 1 and not any(map(is_number, cells))
     if has_header is False:
         if is_certain:
             raise DataError(

@@ -25,11 +25,15 @@ _READ_AS = {
 }
 """Encodings by which others are read: as browsers do, since control characters of latin-1 are the
 quotes of windows-1252; and because Python's utf-16 needs a byte order mark."""
-_SURE, _LIKELIER = 0.1, 1.5
-"""What chardet's confidence of another encoding is at least, also as a multiple of that of the one
-that is given, if this is refused: European texts of some lines reach 0.13 to 0.3."""
-_OF_BYTES = ("cp125", "iso8859", "koi8", "mac")
-"""How the names of encodings begin that have a character for nearly each byte."""
+_USUAL = {
+    *(f"cp125{number}" for number in range(8)),
+    *("cp874", "gb18030", "big5", "cp932", "cp949", "euc_jp", "koi8-r", "koi8-u"),
+}
+"""Encodings that are proposed: those in which tables are still written."""
+_ENOUGH, _SURE, _LIKELIER = 60, 0.1, 1.5
+"""Letters that are not ASCII, and what chardet's confidence of another encoding is at least, also
+as a multiple of that of the one that is given, if this is refused: European texts of some lines
+reach 0.13 to 0.3."""
 _encoding: ContextVar[str | None] = ContextVar("_encoding", default=None)
 
 
@@ -104,13 +108,14 @@ def check_encoding(path: Path, encoding: str) -> None:
         return
     with open_bytes(path) as stream:
         has_zeros = b"\0" in stream.read(_CHUNK_BYTES)  # as the end of a line in UTF-16
-    is_wide, ranked = encoding.startswith(("utf-16", "utf-32")), dict[str, float]()
+    is_wide, ranked, letters = encoding.startswith(("utf-16", "utf-32")), dict[str, float](), 0
     if not is_wide:
-        ranked = _likely_encodings(path)
+        ranked, letters = _likely_encodings(path)
     best = next(iter(ranked), encoding)
     sure = max(_SURE, _LIKELIER * ranked.get(encoding, 0.0))
     # Others than these hardly read what they do not hold without an error.
-    is_other = best == _UTF8 or (encoding.startswith(_OF_BYTES) and ranked.get(best, 0.0) > sure)
+    is_judged = encoding == _WESTERN and letters >= _ENOUGH  # often given by habit
+    is_other = best == _UTF8 or (is_judged and ranked.get(best, 0.0) > sure)
     if is_wide > has_zeros or is_other:
         raise WrongEncoding(
             path,
@@ -119,9 +124,9 @@ def check_encoding(path: Path, encoding: str) -> None:
         )
 
 
-def _likely_encodings(path: Path) -> dict[str, float]:
+def _likely_encodings(path: Path) -> tuple[dict[str, float], int]:
     """Return how sure it is that the characters of a file that are not ASCII are in an encoding,
-    the surest first: 0 to 1, by chardet; of UTF-8, if most are."""
+    the surest first, and how many bytes these are: 0 to 1, by chardet; of UTF-8, if most are."""
     import chardet  # 3.6 MB, for files that are not UTF-8
 
     odd, utf8 = b"", 0
@@ -132,18 +137,20 @@ def _likely_encodings(path: Path) -> dict[str, float]:
                 utf8 += len(text) - len(text.encode("ascii", "ignore"))
                 utf8 -= 2 * text.count("\N{REPLACEMENT CHARACTER}")
                 odd += line if len(odd) < _JUDGED_BYTES else b""
+    letters = sum(byte > 127 for byte in odd)
     if utf8 > 0:
-        return {_UTF8: 1.0}
+        return {_UTF8: 1.0}, letters
     ranked: dict[str, float] = {}
     for guess in chardet.detect_all(odd) if odd else ():
         with contextlib.suppress(LookupError, UnicodeDecodeError):
             name = codecs.lookup(guess["encoding"] or "").name
             name = _READ_AS.get(name, name)
             odd.decode(name)
-            ranked.setdefault(name, guess["confidence"])
+            if name in _USUAL:
+                ranked.setdefault(name, guess["confidence"])
     if _WESTERN in ranked and max(ranked.values()) < _SURE:  # of a few letters
         ranked = {_WESTERN: ranked.pop(_WESTERN), **ranked}
-    return ranked
+    return ranked, letters
 
 
 def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> WrongEncoding:
@@ -158,7 +165,7 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Wron
                 break
     likely = None
     if encoding not in ("utf-16", "utf-32"):
-        likely = next(iter(_likely_encodings(path)), None)
+        likely = next(iter(_likely_encodings(path)[0]), None)
     name = encoding.removesuffix("-sig")
     return WrongEncoding(
         path, f"{path} line {bad_line} is not {name}: {error.reason}.",

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.data.files.delimited import tabulate
+from recipe.data.files.delimited import read_cells
 from recipe.data.files.part import HeaderHint, Part
 from recipe.errors import DataError, join_names
 
@@ -69,7 +69,7 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
             f"{path} line {rows[0][0]} has one cell, {max(rows[0][1])[:60]!r}, above rows of more.",
             "Remove the rows above the names of the columns.",
         )
-    return tabulate(path, iter(rows), "workbook", header)
+    return read_cells(path, iter(rows), "workbook", header)
 
 
 def _rows(sheet: object) -> Iterator[tuple[int, list[str]]]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.column_words import ANSWERS, DISPREFERRED, PREFERRED, plain_word, split_name, words_of
-from recipe.data import class_checks, conversations, labels, values
+from recipe.data import conversations, labels, values
+from recipe.data.classes import class_checks, label_columns
 from recipe.data.column_matching import is_label
 from recipe.data.column_names import WORD_NAMES
 from recipe.data.column_settings import (
@@ -436,10 +437,11 @@ def _label_settings(
     is_verdict = not {"completion", "messages"}.isdisjoint(selection.columns)
     if not names or is_verdict or selection.form["label"].setting != "label_column":
         return {}
-    if len(names) > 1 and values.kinds_of_labels(part, names, settings) != {values.FRACTIONS}:
-        values.one_label_column(part, names, settings)
+    kinds = label_columns.kinds_of_labels(part, names, settings)
+    if len(names) > 1 and kinds != {label_columns.FRACTIONS}:
+        label_columns.one_label_column(part, names, settings)
     column, missing = names[0], settings.missing_labels
-    part = values.listed_labels(part, column)
+    part = label_columns.listed_labels(part, column)
     if is_list(part.table.schema.field(column).type) or settings.problem_type or len(names) > 1:
         return {}
     line = {}
@@ -533,7 +535,7 @@ def _check_cells(part: Part, spec: TaskSpec, selection: ColumnSelection) -> None
                 if not column.is_target:  # JSON may be written
                     values.check_texts(part, name)
             elif column.role == "label":
-                part = values.listed_labels(part, name)
+                part = label_columns.listed_labels(part, name)
                 values.check_labels(part, name)
                 if is_list(part.table.schema.field(name).type):
                     continue
