@@ -23,6 +23,7 @@ TAG = re.compile(r"O|[BIESLUMW]-\S+")
 OUTSIDE = "O"
 DATE = re.compile(
     r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.{,20})?|\d{1,2}/\d{1,2}/\d{2,4}.{,20}"
+    r"|\d{1,2}:\d{2}(:\d{2})?( ?[APap]\.?[Mm]\.?)?"
     # Of mails and feeds, and Twitter's.
     r"|[A-Z][a-z]{2}, \d{1,2} [A-Z][a-z]{2} \d{4}.{,20}"
     r"|[A-Z][a-z]{2} [A-Z][a-z]{2} \d{1,2} [\d: +]{,20})"

@@ -65,6 +65,8 @@ def look_of(part: Part, name: str) -> str:
         return "nothing" if TRAIN in splits and None not in splits else "category"
     if not holds_texts(part, name):
         return "codes"
+    if all(text.startswith(("http://", "https://", "www.")) and " " not in text for text in texts):
+        return "codes"
     words = sum(len(text.split()) for text in texts) / len(texts)
     if texts and all(TAG.fullmatch(word.upper()) for text in texts[:_FEW] for word in text.split()):
         return "codes"  # tags of words
