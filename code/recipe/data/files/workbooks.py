@@ -12,8 +12,8 @@ from recipe.errors import DataError, join_names
 
 _PARTS = {"xl/workbook.xml", "xl/workbook.bin", "content.xml"}
 """What a workbook has of these among its packed files."""
-_OLD = b"\xd0\xcf\x11\xe0"
-"""How .xls begins."""
+_OLD, _PACKED = b"\xd0\xcf\x11\xe0", b"PK\x03\x04"
+"""How .xls begins, and how the others do."""
 
 
 def is_workbook(path: Path) -> bool:
@@ -22,8 +22,8 @@ def is_workbook(path: Path) -> bool:
         return False
     with path.open("rb") as stream:
         head = stream.read(4)
-    if head == _OLD:
-        return True
+    if head == _OLD or head != _PACKED:
+        return head == _OLD
     try:
         with zipfile.ZipFile(path) as packed:
             return not _PARTS.isdisjoint(packed.namelist())

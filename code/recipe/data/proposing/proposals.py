@@ -109,12 +109,15 @@ def find(
         tasks: Those that are possible, and what each costs for the model.
         works: Tries a line that is to be proposed.
     """
-    ignored = set(settings.ignored_columns)
+    ignored, named = set(settings.ignored_columns), set(settings.named_columns)
     names = [name for name in part.table.column_names if name not in ignored]
+    if not named <= {*names}:
+        return []  # such as a record, whose fields are columns
     names = [
         name
         for name in names
-        if not (
+        if name in named
+        or not (
             _is_markup(name, names) or is_search(part, name) or is_beside_responses(name, names)
         )
     ]
