@@ -48,6 +48,7 @@ _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
 )
+_PAIRED = ("text_pair_column", "negative_columns")
 _TURNS = "the texts of each list are turns, the user's first"
 _FIRST = "the first text of each list is learned"
 _JOINED = "the texts of each list are joined by spaces"
@@ -90,7 +91,8 @@ _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 
 def check_inputs(part: Part, columns: ColumnSelection) -> None:
-    """Check that inputs are not lists in a few rows only, names of files or Python's repr of bytes.
+    """Check that inputs are not lists in a few rows only, names of files, Python's repr of bytes or
+    numbers in place of the second texts of pairs.
 
     Raises:
         DataError: they are.
@@ -104,10 +106,13 @@ def check_inputs(part: Part, columns: ColumnSelection) -> None:
                 )
             cells = part.table[name].slice(0, _SAMPLE_ROWS)
             is_input = column.kind in (CellKind.TEXT, CellKind.ANY) and not column.is_target
-            if not is_input or not is_string(cells.type):
+            is_paired = column.setting in _PAIRED
+            if not is_input or not (is_string(cells.type) or is_paired):
                 continue
-            texts = [value.strip() for value in cells.to_pylist() if value]
-            if texts and all(map(_FILE.fullmatch, texts)):
+            texts = [str(value).strip() for value in cells.to_pylist() if value not in (None, "")]
+            if is_paired and texts and all(map(is_number, texts)):
+                what = "holds numbers"
+            elif texts and all(map(_FILE.fullmatch, texts)):
                 what = "names files"
             elif sum(map(bool, map(_BYTES.fullmatch, texts))) * 2 > len(texts):
                 what = "holds Python's repr of bytes"

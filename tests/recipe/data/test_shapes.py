@@ -848,6 +848,8 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! Give problem_type=regression if they are numbers", argv="label_column=valence,arousal"),
     shape("a number and a class", "masked", lambda n: {'text': s(), 'valence': n / 4, 'arousal': o("low", "high")},
           "! holds numbers with fractions", argv="label_column=valence,arousal"),
+    shape("shares of opinions", "classifier", lambda n: {'text': s(), 'positive': n / 24, 'negative': 1 - n / 24},
+          "! is not text: it holds numbers"),
     shape("a record named as the label", "masked", lambda n: {'text': s(), 'meta': {'a': n % 2, 'b': 'x'}},
           "! would not be read", argv="task=text-classification label_column=meta"),
     shape("tags of words in strings", "masked", lambda n: {'text': s(n % 3 + 2), 'label': str(["DT", "NN", "VB", "IN"][: n % 3 + 2])},
