@@ -79,8 +79,8 @@ class LabelShape:
     problem: str = SINGLE
     separator: str | None = None
     """Separates the classes of a row in one string."""
-    indicators: bool = False
-    """Whether a row's list has 0 or 1 for each class, instead of its classes."""
+    indicators: int = 0
+    """How many classes there are, if a row's list has 0 or 1 for each one in place of its own."""
     missing: str | None = None
     """The hyperparameter missing_labels, for messages."""
     columns: Sequence[str] = ()
@@ -149,6 +149,12 @@ class LabelShape:
                 value = [item for item in value.split(self.separator) if item.strip()]
             elif not isinstance(value, list):
                 value = [] if value in (None, "") else [value]
+            if self.indicators and (len(value) != self.indicators or {*value} - {0, 1}):
+                raise DataError(
+                    f"{part.where(row)} has {value} in column {column!r}, and other rows have 0 or "
+                    f"1 for each of {self.indicators} classes.",
+                    "Correct the row.",
+                )
             if self.indicators:
                 value = [number for number, has in enumerate(value) if has]
             names = [_spell(item, class_names) for item in value]
@@ -189,7 +195,8 @@ def shape_of(
         width = len(rows[0]) if rows else 0
         # Lists such as [0, 1, 1], all of one length, cannot be lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
-        return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
+        indicators = width if are_indicators else 0
+        return LabelShape(problem=SEVERAL, separator=separator, indicators=indicators)
     are_named = any(column in part.class_names for part in parts)
     values = {
         value

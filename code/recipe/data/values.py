@@ -48,7 +48,6 @@ _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm|txt|html?|xml)",
     re.IGNORECASE,
 )
-_PAIRED = ("text_pair_column", "negative_columns")
 _TURNS = "the texts of each list are turns, the user's first"
 _FIRST = "the first text of each list is learned"
 _JOINED = "the texts of each list are joined by spaces"
@@ -92,7 +91,7 @@ _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
 
 def check_inputs(part: Part, columns: ColumnSelection) -> None:
     """Check that inputs are not lists in a few rows only, names of files, Python's repr of bytes or
-    numbers in place of the second texts of pairs.
+    numbers in place of negatives.
 
     Raises:
         DataError: they are.
@@ -106,7 +105,7 @@ def check_inputs(part: Part, columns: ColumnSelection) -> None:
                 )
             cells = part.table[name].slice(0, _SAMPLE_ROWS)
             is_input = column.kind in (CellKind.TEXT, CellKind.ANY) and not column.is_target
-            is_paired = column.setting in _PAIRED
+            is_paired = column.setting == "negative_columns"
             if not is_input or not (is_string(cells.type) or is_paired):
                 continue
             texts = [str(value).strip() for value in cells.to_pylist() if value not in (None, "")]

@@ -137,8 +137,14 @@ def _encoding_refusal(
     except HyperparameterError as undecided:
         remedy = undecided.remedy.replace("\n- ", f"\n- encoding={wrong.likely} ")
         return HyperparameterError(f"{wrong.message} {undecided.message}", remedy)
-    except DataError:
-        pass  # reading it in that encoding says more
+    except DataError as unclear:
+        if "task=" in unclear.remedy:  # lines for an unclear header
+            lines = unclear.remedy.removeprefix("Give ").replace(
+                "; or ", f"; or encoding={wrong.likely} "
+            )
+            return DataError(
+                f"{wrong.message} {unclear.message}", f"Give encoding={wrong.likely} {lines}"
+            )
     return wrong
 
 
@@ -221,7 +227,8 @@ def _choose(
     ]
     general = len(chosen) == 1 and not _prefers(model, chosen[0])
     is_plain = general and _has_plain_label(selections[chosen[0]])
-    if len(chosen) == 1 and model is Model.ENCODER and _is_scored_pair(part, selections[chosen[0]]):
+    is_bare = model is Model.ENCODER and not hyperparameters.named_columns
+    if len(chosen) == 1 and is_bare and _is_scored_pair(part, selections[chosen[0]]):
         chosen = []  # its texts may be embedded
     if general and (model is Model.SEQ2SEQ or (model is Model.DECODER and not is_plain)):
         likely = {task: 0.0 for task in possible if _prefers(model, task)}

@@ -273,7 +273,7 @@ def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path)
     (GOOD.encode() + "привет,pos\n".encode(), {"encoding": "cp1251"}, ["is not cp1251", "Leave out encoding"]),
     (GOOD, {"encoding": "utf-16"}, ["is not utf-16-le, which the hyperparameter encoding names"]),
     (GOOD.encode() + b"\0\0,pos\n", {"encoding": "cp1251"}, ["binary file"]),
-    (GOOD.encode() + b"caf\xe9 \x81,pos\n", {"encoding": "cp1252"}, ["Give encoding="]),
+    (GOOD.encode() + b"caf\xe9 \x81,pos\n", {"encoding": "cp1252"}, ["Give its encoding"]),
     (GOOD.encode() + "produkt dotarł uszkodzony i proszę o zwrot pieniędzy bo nie działa ładowarka,pos\n".encode("cp1250") * 20, {"encoding": "cp1252"}, ["is not cp1252", "Give encoding=windows-1250"]),
     (GOOD.encode() + "商品が壊れて届きました,pos\n".encode("shift_jis"), {}, ["Give encoding=cp932"]),
     (GOOD.encode() + "产品收到时已经损坏,pos\n".encode("gb18030"), {}, ["Give encoding=gb18030"]),
@@ -632,7 +632,8 @@ REVIEWED = [{"text": answer, "answer": answer, "_input_hash": 1} for answer in (
     ("a.csv", "text,label\n" + 'a,"[0, 1, 1]"\nb,"[1, 0, 0]"\n' * 9, ["1, 2", "0"]),
     ("a.csv", "text,label\n" + 'a,"{""choices"": [""x"", ""y""]}"\nb,x\n' * 9, ["x, y", "x"]),
     ("a.json", json.dumps([{"text": "a", "label": {"choices": [*"xy"]}}, {"text": "b", "label": "x"}] * 9), ["x, y", "x"]),
-    # NumPy's, whose items Python would join; records; lists in some rows only.
+    # Orders of all items, and NumPy's, whose items Python would join; records; lists in some rows only.
+    ("a.csv", "text,label\n" + "a,\"[2, 0, 1]\"\nb,\"[0, 1, 2]\"\n" * 9, "written as strings"),
     ("a.csv", "text,label\n" + "a,['x' 'y']\nb,['x']\n" * 9, "written as strings"),
     ("a.csv", "text,label\n" + 'a,"{""x"": 1}"\nb,x\n' * 9, "written as strings"),
     ("a.csv", "text,label\n" + "a,\"['x', 'y']\"\nb,x\n" * 9, "written as strings"),

@@ -26,6 +26,7 @@ from recipe.arguments import parse
 from recipe.errors import RecipeError
 from recipe.plan import detection
 from tests.support.shape_lines import CONFIGURATIONS, proposed_lines
+from tests.support.workbooks import workbook
 
 
 def described(task: str, made: Any, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -862,6 +863,10 @@ NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
           "! missing_labels=empty", argv="label_column=a,b"),
     files("marks in one file, grades in another", "masked", lambda: {f'train_{k}.csv': 'text,a,b\n' + ''.join(f'{s()} {k},{n % 2},{n % (2 + k)}\n' for n in range(24)) for k in (0, 1)},
           "! hold 0 and 1 in", argv="label_column=a,b problem_type=multi_label_classification"),
+    files("a workbook beside its sheet", "masked", lambda: {'train.xlsx': workbook({"A": [["text", "label"], *[[s(), n % 2] for n in range(24)]]}), 'train - Sheet1.csv': 'text,label\n' + ''.join(f'{s()},{n % 2}\n' for n in range(24))},
+          "! read twice"),
+    files("lists of 0 and 1 of other lengths in the test", "masked", lambda: {'train.csv': 'text,label\n' + ''.join(f'{s()},"{[n % 2, 1, 0]}"\n' for n in range(24)), 'test.csv': f'text,label\n{s()},[1]\n'},
+          "! 0 or 1 for each of 3 classes"),
     files("a score after known names", "encoder", lambda: {'train.csv': 'question,answer,7.5\n' + ''.join(f'{s()},{s()},{n / 2}\n' for n in range(24))},
           "sentence-embedding query=question", argv="task=sentence-embedding text_column=column_0,column_1 label_column=column_2"),
     shape("aspects beside a list", "masked", lambda n: {'text': s(), 'food': o("a", "b"), 'staff': ["a"]},
@@ -989,10 +994,25 @@ def test_the_log_says_how_a_manifest_is_read(tmp_path: Path) -> None:
     "name", ["a.csv", "a.jsonl", "a.json", "a.conll", "b.txt", "a.txt.gz", "a.csv.gz"]
 )
 @pytest.mark.parametrize(
-    "encoding", ["windows-1252", "latin-1", "cp1251", "gb18030", "shift_jis", "utf-16-le", "utf-16"]
+    "encoding",
+    [
+        "windows-1252",
+        "latin-1",
+        "iso8859-15",
+        "cp1251",
+        "gb18030",
+        "shift_jis",
+        "utf-16-le",
+        "utf-16",
+    ],
 )
 def test_files_of_other_encodings_are_read(name: str, encoding: str, tmp_path: Path) -> None:
-    word = {"cp1251": "привет", "gb18030": "联通酒店", "shift_jis": "ホテル"}.get(encoding, "Déjà")
+    word = {
+        "cp1251": "привет",
+        "gb18030": "联通酒店",
+        "shift_jis": "ホテル",
+        "iso8859-15": "Œuvre",
+    }.get(encoding, "Déjà")
     rows = [{"text": f"{word} {s()}", "label": "ab"[n % 2]} for n in range(24)]
     text = {
         "csv": "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows),

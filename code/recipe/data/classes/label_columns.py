@@ -24,13 +24,17 @@ _SPACED_ITEMS = re.compile(r"['\"]\s+['\"]")
 """What NumPy prints between the items of a list; Python would read them as one."""
 _LARGEST = 1 << 63
 _INDICATORS = {0, 1, "0", "1"}
+_FLAGS = {"0", "1", "0.0", "1.0", "true", "false"}
 _LOOKED_AT = 1_000
 
 
 def listed_labels(part: Part, column: str) -> Part:
     """Return a part whose labels are lists where all are written as such in strings, by JSON, by
-    Python or as Label Studio's choices, of which some may be a single one; others unchanged, as are
-    lists that hold an item twice, and 0 and 1 for classes in lists of several lengths."""
+    Python or as Label Studio's choices, of which some may be a single one.
+
+    Others are returned unchanged, as are lists that hold an item twice, orders of all items, and 0
+    and 1 for classes in lists of several lengths.
+    """
     cells = part.table[column]
     if not is_string(cells.type):
         return part
@@ -54,7 +58,9 @@ def listed_labels(part: Part, column: str) -> Part:
     are_marks = items <= _INDICATORS and any(len(row) > 1 for row in rows)
     if len({*map(type, items)}) > 1 or (are_marks and len({*map(len, rows)}) > 1):
         return part
-    if not are_marks and any(len({*row}) < len(row) for row in rows):
+    sets = {frozenset(row) for row in rows if row}
+    are_orders = len(sets) == 1 < len({tuple(row) for row in rows if row})
+    if not are_marks and (are_orders or any(len({*row}) < len(row) for row in rows)):
         return part
     if are_marks:
         rows = [list(map(int, row)) for row in rows]
@@ -111,7 +117,8 @@ def one_label_column(
         cells = part.table[name]
         if are_flags:
             true = pa.array(["1", "1.0", "true"])
-            is_true = pc.is_in(pc.utf8_lower(pc.cast(cells, pa.string())), true)
+            written = pc.utf8_trim_whitespace(pc.utf8_lower(pc.cast(cells, pa.string())))
+            is_true = pc.is_in(written, true)
             codes.append(np.where(is_true.to_numpy(), len(classes), -1))
             classes.append(name)
             continue
@@ -149,7 +156,8 @@ def _check_values(
     values.check_labels(part, name)
     distinct = {str(cell).strip() for cell in part.table[name].unique().to_pylist()}
     filled = {text.lower() for text in distinct} - {"", "none", "nan"}
-    if len(filled) > 1 and filled <= values.TRUE | values.FALSE and not is_flag(part, name):
+    has_gaps = bool({text.lower() for text in distinct} & {"", "none", "nan"})
+    if has_gaps and filled and filled <= _FLAGS:
         raise DataError(
             f"{what} holds 0 and 1, and nothing in some rows.",
             "Give missing_labels=empty to leave these rows out, or 0 where the class is not there.",

@@ -468,6 +468,11 @@ def _header_names() -> frozenset[str]:
     return frozenset(single.union(*known_names.pairs, IDENTIFIERS, _SPLITS) - _VALUES)
 
 
+def names_columns(cells: Sequence[str]) -> bool:
+    """Return whether one of the cells is a name by which a row is known as a header."""
+    return not _header_names().isdisjoint(map(normalize_name, cells))
+
+
 def _header(path: Path, rows: list[list[str]], has_header: HeaderHint) -> list[str] | None:
     """Return the first row if it names columns: by known names, or because the user says so."""
     # Columns without a name get the names that pandas gives them, and further ones of a name, too.

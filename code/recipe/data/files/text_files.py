@@ -19,7 +19,6 @@ _UTF8, _WESTERN = "utf-8", "cp1252"
 _READ_AS = {
     "iso8859-1": "cp1252",
     "iso8859-9": "cp1254",
-    "iso8859-15": "cp1252",
     "utf-16": "utf-16-le",
     "utf-32": "utf-32-le",
 }
@@ -31,22 +30,28 @@ _USUAL = {
 }
 """Encodings that are proposed: those in which tables are still written."""
 _ENOUGH, _SURE, _LIKELIER = 60, 0.1, 1.5
-"""Letters that are not ASCII, and what chardet's confidence of another encoding is at least, also
-as a multiple of that of the one that is given, if this is refused: European texts of some lines
-reach 0.13 to 0.3."""
+"""Letters that are not ASCII by which windows-1252 is judged, if it is given; chardet's confidence
+from which an encoding is named (European texts of some lines reach 0.13 to 0.3), and how much more
+likely than windows-1252 it is."""
+_EXAMPLES = "windows-1252 for western languages, windows-1251 for Russian or gb18030 for Chinese"
 _encoding: ContextVar[str | None] = ContextVar("_encoding", default=None)
 
 
 class WrongEncoding(DataError):
     """A text file is not in the encoding in which it is read.
 
-    Attributes:
-        likely: What it seems to be; None if that is not known, or most of it is as it should be.
+    Args:
+        likely: What it seems to be; None if that is not known.
+        is_mostly: Whether most of it is as it should be.
     """
 
-    def __init__(self, path: Path, message: str, likely: str | None) -> None:
-        remedy = "Most of it is: correct the line, or check that the upload is complete."
-        if likely == _UTF8:
+    def __init__(
+        self, path: Path, message: str, likely: str | None, is_mostly: bool = False
+    ) -> None:
+        remedy = f"Give its encoding: encoding={_EXAMPLES}."
+        if is_mostly:
+            remedy = "Most of it is: correct the line, or check that the upload is complete."
+        elif likely == _UTF8:
             remedy = "Leave out encoding: its characters are UTF-8's."
         elif likely is not None:
             likely = likely.replace("cp125", "windows-125")
@@ -112,10 +117,9 @@ def check_encoding(path: Path, encoding: str) -> None:
     if not is_wide:
         ranked, letters = _likely_encodings(path)
     best = next(iter(ranked), encoding)
-    sure = max(_SURE, _LIKELIER * ranked.get(encoding, 0.0))
-    # Others than these hardly read what they do not hold without an error.
-    is_judged = encoding == _WESTERN and letters >= _ENOUGH  # often given by habit
-    is_other = best == _UTF8 or (is_judged and ranked.get(best, 0.0) > sure)
+    # Often given by habit. Others hardly read what they do not hold without an error.
+    is_judged = encoding == _WESTERN not in ranked and letters >= _ENOUGH
+    is_other = best == _UTF8 or (is_judged and ranked.get(best, 0.0) > _SURE)
     if is_wide > has_zeros or is_other:
         raise WrongEncoding(
             path,
@@ -148,9 +152,10 @@ def _likely_encodings(path: Path) -> tuple[dict[str, float], int]:
             odd.decode(name)
             if name in _USUAL:
                 ranked.setdefault(name, guess["confidence"])
-    if _WESTERN in ranked and max(ranked.values()) < _SURE:  # of a few letters
-        ranked = {_WESTERN: ranked.pop(_WESTERN), **ranked}
-    return ranked, letters
+    most = max(ranked.values(), default=0.0)
+    if _WESTERN in ranked and most < max(_SURE, _LIKELIER * ranked[_WESTERN]):
+        return {_WESTERN: ranked.pop(_WESTERN), **ranked}, letters
+    return (ranked if most >= _SURE else {}), letters
 
 
 def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> WrongEncoding:
@@ -167,7 +172,6 @@ def decoding_error(path: Path, encoding: str, error: UnicodeDecodeError) -> Wron
     if encoding not in ("utf-16", "utf-32"):
         likely = next(iter(_likely_encodings(path)[0]), None)
     name = encoding.removesuffix("-sig")
-    return WrongEncoding(
-        path, f"{path} line {bad_line} is not {name}: {error.reason}.",
-        likely if likely != name else None,
-    )  # fmt: skip
+    message = f"{path} line {bad_line} is not {name}: {error.reason}."
+    is_mostly = likely == name or encoding in ("utf-16", "utf-32")
+    return WrongEncoding(path, message, None if is_mostly else likely, is_mostly)

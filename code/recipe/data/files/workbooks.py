@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipe.data.files.delimited import read_cells
+from recipe.data.files.delimited import names_columns, read_cells
 from recipe.data.files.part import HeaderHint, Part
 from recipe.errors import DataError, join_names
 
-_PARTS = {"xl/workbook.xml", "xl/workbook.bin", "content.xml"}
+_PARTS = {"xl/workbook.xml", "content.xml"}
 """What a workbook has of these among its packed files."""
+_SHEET, _ADDRESS = (
+    re.compile(r"xl/worksheets/[^/]+\.xml"),
+    re.compile(rb' r="([A-Z]{1,3})(\d{1,7})"'),
+)
+_MOST_CELLS, _READ_BYTES = 1 << 25, 1 << 22
+"""Cells of a sheet that are made at once, 32 bytes each: all between the first and the last one."""
+_LOOKED_AT = 10
 _OLD, _PACKED = b"\xd0\xcf\x11\xe0", b"PK\x03\x04"
 """How .xls begins, and how the others do."""
 
@@ -43,6 +52,7 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
     """
     import python_calamine as calamine  # 1 MB, for workbooks
 
+    _check_size(path)
     try:
         with calamine.CalamineWorkbook.from_path(str(path)) as book:
             shown = [
@@ -58,18 +68,53 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
                     f"{join_names([sheet.name for sheet in sheets])}.",
                     "Remove the others, or save the one to learn as CSV.",
                 )
+            merged = [area for sheet in sheets for area in sheet.merged_cell_ranges or ()]
             rows = list(_rows(sheets[0])) if sheets else []
     except (calamine.CalamineError, OSError) as error:
         raise DataError(
             f"{path} cannot be read as a workbook: {error}.", "Save its sheet as CSV."
         ) from error
-    counts = [sum(map(bool, cells)) for _, cells in rows[:2]]
-    if len(counts) > 1 and counts[0] == 1 < counts[1]:
+    counts = [sum(map(bool, cells)) for _, cells in rows[:_LOOKED_AT]]
+    if rows and any(first[0] + 1 == rows[0][0] and first[1] < last[1] for first, last in merged):
+        raise DataError(
+            f"{path} line {rows[0][0]} has merged cells.",
+            "Give each column a name of its own in the first row, and remove the rows above.",
+        )
+    if len(rows) > 2:
+        (_, names), (_, below), (_, further) = rows[:3]
+        columns = [*zip(names, below, further, strict=True)]
+        is_split = any(cell and not name for name, cell, _ in columns)
+        if is_split and any(name and cell and not gap for name, gap, cell in columns):
+            raise DataError(
+                f"{path} seems to have names of columns in two rows: {rows[1][0]} continues "
+                f"{rows[0][0]}.",
+                "Give each column a name in the first row, and remove the second.",
+            )
+    if len(counts) > 1 and counts[0] == 1 < max(counts) and not names_columns(rows[0][1]):
         raise DataError(
             f"{path} line {rows[0][0]} has one cell, {max(rows[0][1])[:60]!r}, above rows of more.",
             "Remove the rows above the names of the columns.",
         )
     return read_cells(path, iter(rows), "workbook", header)
+
+
+def _check_size(path: Path) -> None:
+    """Raise DataError if a cell far from the others makes a sheet too large for memory."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as packed:
+        for name in filter(_SHEET.fullmatch, packed.namelist()):
+            columns = rows = 0
+            with packed.open(name) as stream:
+                while block := stream.read(_READ_BYTES):
+                    for letters, digits in {*_ADDRESS.findall(block)}:
+                        number = functools.reduce(lambda n, c: 26 * n + c - 64, letters, 0)
+                        columns, rows = max(columns, number), max(rows, int(digits))
+            if columns * rows > _MOST_CELLS:
+                raise DataError(
+                    f"{path} has a sheet of {rows} rows and {columns} columns, by its last cells.",
+                    "Delete what stands far from the table, or save it as CSV.",
+                )
 
 
 def _rows(sheet: object) -> Iterator[tuple[int, list[str]]]:

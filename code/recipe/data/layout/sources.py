@@ -30,9 +30,10 @@ _CLASSES = re.compile(
     r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
     r"|dict|to_id)|id_to_label|categor(ies|y_names)|labels?|class|category|names|intents|mapping"
 )
+_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
 TABLE_SUFFIXES = {
     *(".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather"),
-    *(".xlsx", ".xls", ".ods"),
+    *_WORKBOOKS,
 }
 _LIST_SUFFIXES = (".txt", ".json", ".names", "")
 _COPY_WORDS = (
@@ -40,7 +41,7 @@ _COPY_WORDS = (
 )
 _COPY = re.compile(
     rf"(.+?)(?: ?\(\d+\)|[ _.–-]+\(?(?:{_COPY_WORDS})\)?(?:[ _.-]?\(?[\d-]+\)?)?|~)((?:\.\w+)*)"  # noqa: RUF001
-    r"|(.+?\.(?:csv|tsv|txt|jsonl?|ndjson|parquet))\W.*"
+    r"|(.+?\.(?:csv|tsv|txt|jsonl?|ndjson|parquet|xlsx?|xlsm|ods))\W.*"
     rf"|(?:{_COPY_WORDS})(?: of| von| de)?[ _.–-]+(.+)",  # noqa: RUF001
     re.IGNORECASE,
 )
@@ -107,7 +108,11 @@ def scan(path: Path, images: bool = False) -> Sources:
         stem = file.with_name(file.name.removesuffix(".gz"))
         if stem.suffix.lower() not in TABLE_SUFFIXES:
             continue
-        if (other := by_stem.setdefault(stem.with_suffix(""), file)) is not file:
+        other = by_stem.setdefault(stem.with_suffix(""), file)
+        books = (book for book in sources.data if book.suffix.lower() in _WORKBOOKS)
+        # train - Sheet1.csv
+        other = next((b for b in books if file.name.startswith(f"{b.stem} - ")), other)
+        if other is not file:
             raise DataError(
                 f"{file} seems to hold the rows of {other.name}, which would be read twice.",
                 "Remove one of them, or give it another name.",
