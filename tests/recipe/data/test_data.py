@@ -866,6 +866,7 @@ def test_a_public_layout_is_refused(
     (SHEET, ["0", "1"]),
     ([["text", "label"], [None, None], *[[f"row {n}", n % 2 == 0] for n in range(24)]], ["True", "False"]),
     ([["text", "label"], *[[f"row {n}", n / 4 + 0.5] for n in range(24)]], ["0.5", "0.75"]),
+    ([["text", None, "label"], ["row", 7, 0], *[[f"row {n}", n, n % 2] for n in range(24)]], ["0", "0"]),
 ])  # fmt: skip
 def test_a_workbook_is_read(
     tmp_path: Path, rows: Sequence[Sequence[object]], labels: list[str]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipe.data.files.delimited import names_columns, read_cells
-from recipe.data.files.part import HeaderHint, Part
+from recipe.data.files.part import HeaderHint, Part, is_number
 from recipe.errors import DataError, join_names
 
 _PARTS = {"xl/workbook.xml", "content.xml"}
@@ -83,7 +83,8 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
     if len(rows) > 2:
         (_, names), (_, below), (_, further) = rows[:3]
         columns = [*zip(names, below, further, strict=True)]
-        is_split = any(cell and not name for name, cell, _ in columns)
+        # The first one may be pandas' index.
+        is_split = any(cell and not name and not is_number(cell) for name, cell, _ in columns[1:])
         if is_split and any(name and cell and not gap for name, gap, cell in columns):
             raise DataError(
                 f"{path} seems to have names of columns in two rows: {rows[1][0]} continues "
