@@ -87,13 +87,13 @@ def load(channels: Mapping[str, Path], settings: DataSettings) -> Splits:
         read = reading.converted(
             functools.partial(_labelled, texts=inputs.values(), settings=settings, notes=notes)
         )
-        if len(names) > 1 and not columns:
-            label_columns.check_alike([*itertools.chain(*read.values())], label)
     of_hosts = hosts.gather([
         (distinct(part, label), part.table.num_rows, _empty_labels(part, label))
         for part in read.get("train", ())
     ])  # fmt: skip
     trained, rows, empty = zip(*itertools.chain(*of_hosts), strict=True)
+    if len(names) > 1 and not columns:
+        label_columns.check_alike(trained, label)
     missing, trains, rows_of_all = settings.missing_labels, settings.trains, sum(rows)
     shape = labels.shape_of(
         trained, label, settings.label_separator, settings.problem_type, missing, columns

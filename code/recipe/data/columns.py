@@ -408,18 +408,24 @@ def _check_weak_names(
                 or (is_one and is_flag(part, other) and not column_words.ends_in(other, aside))
             ]
         if is_similar or is_one_of_several:
-            described = column_words.METADATA | column_words.STATES | column_words.RECORDS
-            is_question = column_words.ends_in(name, column_words.QUESTIONS - column_words.TEXTS)
-            if not is_question and not column_words.ends_in(name, column_words.DESCRIBING):
-                described |= column_words.THINGS
-            others = [
-                other
-                for other in others
-                if not column_words.ends_in(other, described)
-                or (column.kind is CellKind.TEXT and holds_long_texts(part, other))
-            ]
+            others = _drop_described(part, column, name, others)
         if others:
             raise _several(part, {column.role: [name, *others]})
+
+
+def _drop_described(part: Part, column: Column, name: str, others: Sequence[str]) -> list[str]:
+    """Return the columns that may be meant in place of another one, without those that describe a
+    sample by their names."""
+    described = column_words.METADATA | column_words.STATES | column_words.RECORDS
+    is_question = column_words.ends_in(name, column_words.QUESTIONS - column_words.TEXTS)
+    if not is_question and not column_words.ends_in(name, column_words.DESCRIBING):
+        described |= column_words.THINGS
+    return [
+        other
+        for other in others
+        if not column_words.ends_in(other, described)
+        or (column.kind is CellKind.TEXT and holds_long_texts(part, other))
+    ]
 
 
 def _free_columns(

@@ -187,16 +187,9 @@ def _choose(
     errors: dict[str, ColumnsError] = {}
     for task in possible:
         try:
-            selections[task] = columns.select_columns(
-                part, TASKS[task], hyperparameters, is_detection=True
-            )
+            selections[task] = _select(part, task, hyperparameters)
         except ColumnsError as error:
             errors[task] = error
-        except PreferencesError as pairs:
-            left_out = ",".join([*hyperparameters.ignored_columns, *pairs.unread]) or None
-            pasted = dataclasses.replace(hyperparameters, ignore_columns=left_out)
-            _try_rows(part, "dpo", pasted)  # what orpo and reward read
-            raise
     fitting = [task for task in selections if model in TASKS[task].models]
     is_generator = model in (Model.DECODER, Model.SEQ2SEQ)
     known = {*map(normalize_name, LABEL.names)}
@@ -241,6 +234,18 @@ def _choose(
         others = [task for task in selections if task != chosen[0]]
         reason += f"; the model is {model.value}, else {' or '.join(others)} could be meant"
     return chosen[0], f"{reason}; set task to choose another"
+
+
+def _select(part: Part, task: str, hyperparameters: Hyperparameters) -> ColumnSelection:
+    """Return the columns that a task finds by names. Raise ColumnsError if it finds none, and
+    DataError if the rows hold preference pairs, or some that no task of these can learn."""
+    try:
+        return columns.select_columns(part, TASKS[task], hyperparameters, is_detection=True)
+    except PreferencesError as pairs:
+        left_out = ",".join([*hyperparameters.ignored_columns, *pairs.unread]) or None
+        pasted = dataclasses.replace(hyperparameters, ignore_columns=left_out)
+        _try_rows(part, "dpo", pasted)  # what orpo and reward read
+        raise
 
 
 def _read(path: Path, hyperparameters: Hyperparameters) -> Part | None:

@@ -30,9 +30,9 @@ _USUAL = {
 }
 """Encodings that are proposed: those in which tables are still written."""
 _ENOUGH, _SURE, _LIKELIER = 60, 0.1, 1.5
-"""Letters that are not ASCII by which windows-1252 is judged, if it is given; chardet's confidence
-from which an encoding is named (European texts of some lines reach 0.13 to 0.3), and how much more
-likely than windows-1252 it is."""
+"""Bytes that are not ASCII by which windows-1252 is judged, if it is given; chardet's confidence
+from which an encoding is named (European texts of some lines reach 0.13 to 0.3); and how much more
+likely than windows-1252 another one has to be."""
 _EXAMPLES = "windows-1252 for western languages, windows-1251 for Russian or gb18030 for Chinese"
 _encoding: ContextVar[str | None] = ContextVar("_encoding", default=None)
 
@@ -113,18 +113,16 @@ def check_encoding(path: Path, encoding: str) -> None:
         return
     with open_bytes(path) as stream:
         has_zeros = b"\0" in stream.read(_CHUNK_BYTES)  # as the end of a line in UTF-16
-    is_wide, ranked, letters = encoding.startswith(("utf-16", "utf-32")), dict[str, float](), 0
-    if not is_wide:
-        ranked, letters = _likely_encodings(path)
-    best = next(iter(ranked), encoding)
-    # Often given by habit. Others hardly read what they do not hold without an error.
-    is_judged = encoding == _WESTERN not in ranked and letters >= _ENOUGH
-    is_other = best == _UTF8 or (is_judged and ranked.get(best, 0.0) > _SURE)
-    if is_wide > has_zeros or is_other:
+    is_wide = encoding.startswith(("utf-16", "utf-32"))
+    if is_wide and has_zeros:
+        return
+    ranked, letters = _likely_encodings(path)
+    best = next(iter(ranked), _UTF8)
+    # windows-1252 is often given by habit, and reads nearly all bytes.
+    is_habit = encoding == _WESTERN and _WESTERN not in ranked and letters >= _ENOUGH
+    if is_wide or _UTF8 in ranked or (is_habit and len(ranked) > 0):
         raise WrongEncoding(
-            path,
-            f"{path} is not {encoding}, which the hyperparameter encoding names.",
-            best if is_other else _UTF8,
+            path, f"{path} is not {encoding}, which the hyperparameter encoding names.", best
         )
 
 

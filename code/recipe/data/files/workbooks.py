@@ -47,8 +47,8 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
         header: Whether the first row names the columns, or names by which it is known.
 
     Raises:
-        DataError: Several sheets have rows, a title stands above the names, or the file is damaged
-            or locked by a password.
+        DataError: Several sheets have rows; a title stands above the names, or these take two rows;
+            a cell is far from the others; or the file is damaged or locked by a password.
     """
     import python_calamine as calamine  # 1 MB, for workbooks
 
@@ -78,7 +78,7 @@ def read_workbook(path: Path, header: HeaderHint) -> Part:
     if rows and any(first[0] + 1 == rows[0][0] and first[1] < last[1] for first, last in merged):
         raise DataError(
             f"{path} line {rows[0][0]} has merged cells.",
-            "Give each column a name of its own in the first row, and remove the rows above.",
+            "Name each column in the first row, without merged cells.",
         )
     if len(rows) > 2:
         (_, names), (_, below), (_, further) = rows[:3]

@@ -308,7 +308,7 @@ def _whole_cost(form: Form, roles: Roles, looks: Mapping[str, str]) -> float:
 def label_cost(label: str, texts: Sequence[str], looks: Mapping[str, str]) -> float:
     """Return what a label costs more than another one of the same texts: what was written for a
     text stands next to it; of requests it is who deals with them, and not how urgent they are, how
-    far the work on them is, or what the customer thinks."""
+    far the work on them is, or what the customer thinks; of scores it is that of the whole."""
     order, cost = list(looks), 0.0
     is_late = column_words.ends_in(label, column_words.URGENCY | column_words.STATES)
     if not is_late and (looks[label] == "flag" or column_words.ends_in(label, CLASSES)):

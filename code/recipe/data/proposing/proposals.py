@@ -125,32 +125,11 @@ def find(
     if not {"text", "words"} & {*looks.values()}:  # texts of a word
         looks = {name: "words" if look == "codes" else look
                  for name, look in looks.items()}  # fmt: skip
-    alike = alike_labels(part, looks)
-    ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
-    preferring = dataclasses.replace(settings, columns=settings.columns or _preferred(names))
     ways = {**tasks}
+    preferring = dataclasses.replace(settings, columns=settings.columns or _preferred(names))
     if preferring != settings and len(tasks) > 1 and "causal-lm" in tasks:
         ways["dpo"] = tasks["causal-lm"] - _PREFERRED
-    for task, task_cost in ways.items():
-        spec = TASKS[task]
-        for form in spec.forms:
-            known = {*map(normalize_name, looks)}
-            pairs = (pair for pair in form.pairs if known.issuperset(map(normalize_name, pair)))
-            form = next(map(form.with_pair, pairs), form)
-            given = preferring if "chosen" in form.roles else settings
-            for cost, roles in rank_roles(form, looks, alike, given):
-                key = task, *sorted((role, *names) for role, names in roles.items())
-                texts = [names[0] for names in roles.values()]
-                if task == "translation" and are_translations(*texts[:2]):
-                    cost -= _IS_TRANSLATION
-                if key not in ranked or ranked[key][0] > cost + task_cost:
-                    ranked[key] = cost + task_cost, spec, form, roles
-    gaps = {name for name in looks if _has_gaps(part, name)}
-    for way, (cost, spec, form, roles) in ranked.items():
-        needed = {names[0] for role, names in roles.items()
-                  if len(names) == 1 and not form[role].is_optional}  # fmt: skip
-        ranked[way] = cost + _GAPS * len(needed & gaps), spec, form, roles
-    _rank_labels(part, ranked, looks)
+    ranked = _rank_ways(part, ways, looks, settings, preferring)
     proposed: dict[object, Proposal] = {
         proposal.line(True): proposal
         for task in tasks
@@ -174,10 +153,43 @@ def find(
     return list(proposed.values())[:MOST]
 
 
-def _has_gaps(part: Part, name: str) -> bool:
-    """Return whether many of the first cells of a column are empty."""
-    cells = part.table[name].slice(0, _LOOKED_AT).to_pylist()
-    return sum(cell in (None, "") for cell in cells) > len(cells) * _MANY
+def _rank_ways(
+    part: Part, ways: Mapping[str, float], looks: Mapping[str, str], settings: DataSettings,
+    preferring: DataSettings,
+) -> dict[object, tuple[float, TaskSpec, Form, Roles]]:  # fmt: skip
+    """Return the ways to read a file, each with what it costs.
+
+    Args:
+        ways: The tasks, and what each costs for the model.
+        preferring: The settings for forms of preference pairs.
+    """
+    alike = alike_labels(part, looks)
+    rows = part.table.slice(0, _LOOKED_AT)
+    gaps = {
+        name
+        for name in looks
+        if sum(cell in (None, "") for cell in rows[name].to_pylist()) > rows.num_rows * _MANY
+    }
+    known = {*map(normalize_name, looks)}
+    ranked: dict[object, tuple[float, TaskSpec, Form, Roles]] = {}
+    for task, task_cost in ways.items():
+        spec = TASKS[task]
+        for form in spec.forms:
+            pairs = (pair for pair in form.pairs if known.issuperset(map(normalize_name, pair)))
+            form = next(map(form.with_pair, pairs), form)
+            given = preferring if "chosen" in form.roles else settings
+            for cost, roles in rank_roles(form, looks, alike, given):
+                key = task, *sorted((role, *names) for role, names in roles.items())
+                texts = [names[0] for names in roles.values()]
+                if task == "translation" and are_translations(*texts[:2]):
+                    cost -= _IS_TRANSLATION
+                needed = {names[0] for role, names in roles.items()
+                          if len(names) == 1 and not form[role].is_optional}  # fmt: skip
+                cost += task_cost + _GAPS * len(needed & gaps)
+                if key not in ranked or ranked[key][0] > cost:
+                    ranked[key] = cost, spec, form, roles
+    _rank_labels(part, ranked, looks)
+    return ranked
 
 
 def _rank_labels(
