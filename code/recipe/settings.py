@@ -340,7 +340,8 @@ class DataSettings(JobSettings):
     )
     label_column: str | None = option(
         None,
-        "Column of labels or target texts; several of labels: food,staff. Default: detected by name.",
+        "Column of labels or target texts; several of labels: food,staff. "
+        "Default: detected by name.",
         "summary_column",
         separator=",",
     )
